@@ -19,6 +19,7 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_flags])
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+import checked_once  # noqa: E402
 import compile_cache  # noqa: E402
 import jax  # noqa: E402
 import numpy_backend  # noqa: E402
@@ -28,6 +29,7 @@ from rule_coverage import RuleCoverage  # noqa: E402
 
 # Every jaxpr that the library builds is type checked.
 jax.config.update("jax_enable_checks", True)
+checked_once.install()
 
 # The programs are many and small: compiling them well takes longer than running them.
 jax.config.update("jax_disable_most_optimizations", True)

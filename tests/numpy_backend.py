@@ -16,13 +16,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import core, pjit  # JAX has no public hook for what runs a program
 from jax._src.array import ArrayImpl
 from jax._src.interpreters import mlir, pxla
-from jax._src.sharding_impls import UnspecifiedValue
+from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
 from jax.sharding import SingleDeviceSharding
 from sweep import numpy_run
+
+from jaxrewrite import _compat
 
 
 # An array of more entries is left to XLA.
@@ -74,7 +77,7 @@ def install() -> None:
             known = _known(jaxpr)
             if known.may_run():
                 if not known.lowered:
-                    _lower_what_is_new(args, jaxpr, params)
+                    _lower_what_is_new(jaxpr, params)
                     known.lowered = True
                 with contextlib.suppress(numpy_run.NotStaged):
                     return _one_program(jaxpr, args), None, None, []
@@ -84,38 +87,51 @@ def install() -> None:
     pjit._pjit_call_impl_python = pjit_call
 
 
-def _lower(args: Any, jaxpr: Any, params: Any) -> None:
+_lowered: set[Any] = set()
+
+
+def _lower_what_is_new(jaxpr: Any, params: Any) -> None:
+    """Lower the equations of a program that have a sort which no program has had.
+
+    JAX lowers each equation for itself, by its primitive and the types of its operands.
+    """
+    with_sorts = [(eqn, set(_sorts(eqn))) for eqn in jaxpr.eqns]
+    new = [(eqn, sorts) for eqn, sorts in with_sorts if not sorts <= _lowered]
+    if new:
+        _lower([eqn for eqn, _ in new], getattr(jaxpr, "jaxpr", jaxpr), params)
+        _lowered.update(*(sorts for _, sorts in new))
+
+
+def _lower(eqns: list[Any], jaxpr: Any, params: Any) -> None:
+    """Lower a program of these equations, whose operands are what none of them gives."""
+    results = [v for eqn in eqns for v in eqn.outvars if not isinstance(v, core.DropVar)]
+    used = [v for eqn in eqns for v in eqn.invars if not isinstance(v, core.Literal)]
+    operands = list(dict.fromkeys(v for v in used if v not in set(results)))
+    program = _compat.new_jaxpr(operands, results, eqns, jaxpr.debug_info, jaxpr.is_high)
+    arrays = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in operands]
+    n, m = len(operands), len(results)
+    for_all = {
+        **{"in_shardings": (UNSPECIFIED,) * n, "out_shardings": (UNSPECIFIED,) * m},
+        **{"in_layouts": (None,) * n, "out_layouts": (None,) * m},
+        "donated_invars": (False,) * n,
+    }
     pjit._resolve_and_lower(
-        [pjit.convert_to_metaty(x) for x in args],
-        jaxpr=jaxpr,
-        **params,
+        [pjit.convert_to_metaty(x) for x in arrays],
+        jaxpr=_compat.close_jaxpr(program),
+        **params | for_all,
         lowering_platforms=None,
         lowering_parameters=mlir.LoweringParameters(),
         pgle_profiler=None,
     )
 
 
-_lowered: set[Any] = set()
-
-
-def _lower_what_is_new(args: Any, jaxpr: Any, params: Any) -> None:
-    """Lower a program if it has an equation of a sort that no program has had.
-
-    JAX lowers each equation for itself, by its primitive and the types of its operands.
-    """
-    sorts = set(_sorts(jaxpr.jaxpr))
-    if not sorts <= _lowered:
-        _lower(args, jaxpr, params)
-        _lowered.update(sorts)
-
-
-def _sorts(jaxpr: Any) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        types = tuple((v.aval.dtype, v.aval.ndim) for v in (*eqn.invars, *eqn.outvars))
-        given = frozenset(k for k, v in eqn.params.items() if not _is_empty(v))
-        yield eqn.primitive, types, given
-        for inner in _programs_in(eqn.params):
-            yield from _sorts(getattr(inner, "jaxpr", inner))
+def _sorts(eqn: Any) -> Iterator[Any]:
+    types = tuple((v.aval.dtype, v.aval.ndim) for v in (*eqn.invars, *eqn.outvars))
+    given = frozenset(k for k, v in eqn.params.items() if not _is_empty(v))
+    yield eqn.primitive, types, given
+    for inner in _programs_in(eqn.params):
+        for each in inner.eqns:
+            yield from _sorts(each)
 
 
 def _is_empty(param: Any) -> bool:

@@ -497,19 +497,38 @@ def test_index_lists_every_page():
                 assert f"<{path.name}>`_" in index, path
 
 
-def test_import_loads_no_namespace_and_does_no_jax_work():
-    code = (
-        "import jax, sys; import jaxrewrite;"
-        "names = ('checkpoints', 'extend', 'numpy', 'patterns', 'testing', 'values');"
-        "late = {'jaxrewrite.' + name for name in names} | {'flax', 'safetensors'};"
-        "assert not late & {*sys.modules};"
-        "from jax._src import xla_bridge;"
-        "assert not xla_bridge.backends_are_initialized();"
-        "jaxrewrite.Rules().register('dot_general')(lambda x, y, **params: x);"
-        "assert not xla_bridge.backends_are_initialized();"
-        "assert jaxrewrite.numpy.add"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+# What one process loads, and when.
+LOADED = """
+import jax, sys
+import jaxrewrite
+late = ("checkpoints", "extend", "numpy", "patterns", "testing", "values")
+late = {"flax", "safetensors", *("jaxrewrite." + name for name in late)}
+assert not late & {*sys.modules}
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
+jaxrewrite.Rules().register("dot_general")(lambda x, y, **params: x)
+assert not xla_bridge.backends_are_initialized()
+assert jaxrewrite.numpy.add
+
+sys.modules["pytest"] = sys.modules["hypothesis"] = None
+assert jaxrewrite.testing.check_value
+assert "jaxrewrite.values" not in sys.modules
+
+listed = {*dir(jaxrewrite)}
+assert {"explain", "Report", "values", "numpy", "transform"} <= listed
+assert all(hasattr(jaxrewrite, name) for name in listed)
+from jaxrewrite import patterns, values
+assert "Sparse" in dir(values) and "stable" in dir(patterns)
+from jaxrewrite.patterns import *
+from jaxrewrite.values import *
+assert Sparse is values.Sparse and Diagonal is values.Diagonal
+assert stable is patterns.stable and "importlib" not in globals()
+"""
+
+
+def test_import_does_no_jax_work_and_names_are_loaded_late_and_are_listed():
+    """No namespace is loaded with the package, and no test package with the checks."""
+    subprocess.run([sys.executable, "-c", LOADED], check=True)
 
 
 def test_the_core_stands_alone():
@@ -541,22 +560,6 @@ def test_annotations_tell_types():
             counts[room] += len(given)
             counts[room, "Any"] += [ast.unparse(x) for x in given].count("Any")
         assert counts[room, "Any"] <= 0.12 * counts[room], room
-
-
-def test_names_that_are_loaded_late_are_listed():
-    code = """if True:
-        import jaxrewrite
-        listed = {*dir(jaxrewrite)}
-        assert {"explain", "Report", "values", "numpy", "transform"} <= listed
-        assert all(hasattr(jaxrewrite, name) for name in listed)
-        from jaxrewrite import patterns, values
-        assert "Sparse" in dir(values) and "stable" in dir(patterns)
-        from jaxrewrite.patterns import *
-        from jaxrewrite.values import *
-        assert Sparse is values.Sparse and Diagonal is values.Diagonal
-        assert stable is patterns.stable and "importlib" not in globals()
-    """
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_ready_types_are_documented():

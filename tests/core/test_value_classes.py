@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import importlib
 import itertools
 import os
 import pathlib
@@ -13,12 +14,14 @@ from typing import Any, Protocol
 
 import equinox as eqx
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from choose import every, slow
 
 import jaxrewrite
+from jaxrewrite import values
 
 
 class Scaled(jaxrewrite.ArrayValue):
@@ -485,52 +488,37 @@ def _(v: Decorated):
 
 NAMES = ["Plain", "Mutable", "Frozen", "Decorated", "Registered"]
 
-
-def run_in_a_fresh_process(code, folder):
-    root = str(pathlib.Path(jaxrewrite.__file__).parents[1])
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([root, str(folder)])}
-    command = [
-        sys.executable,
-        "-c",
-        "import jax, jax.numpy as jnp, pickle, their_types\n" + code,
-    ]
-    return subprocess.run(
-        command, env=env, check=True, capture_output=True, text=True
-    ).stdout
-
-
-def test_types_are_pytrees_when_their_module_is_imported(tmp_path):
-    """Treedefs and exported programs that another process has made can be read."""
-    (tmp_path / "their_types.py").write_text(MODULE)
-    path = repr(str(tmp_path / "saved"))
-    ready = "from jaxrewrite import values\n"
-    run_in_a_fresh_process(
-        f"""
-import jax.export, jaxrewrite
-{ready}
-made = [getattr(their_types, name)(jnp.ones(3)) for name in {NAMES}]
-made.append(values.Diagonal(jnp.ones(3)))
-their_types.Mutable(1.0).x = 2.0
-treedefs = [pickle.dumps(jax.tree.structure(v)) for v in made]
-fn = jax.jit(jaxrewrite.transform(lambda vs: vs[:4] + [-vs[5]]))
-exported = jax.export.export(fn)(made[:4] + [jnp.ones(3), made[5]]).serialize()
-pickle.dump((treedefs, bytes(exported)), open({path}, "wb"))
-""",
-        tmp_path,
-    )
-    out = run_in_a_fresh_process(
-        f"""
-import jax.export
-{ready}
-treedefs, exported = pickle.load(open({path}, "rb"))
+# It reads them in another process.
+READ = """
+import jax, jax.export, jax.numpy as jnp, pickle, sys, their_types
+from jaxrewrite import values
+treedefs, exported = pickle.load(open(sys.argv[1], "rb"))
 made = [pickle.loads(t).unflatten([jnp.ones(3)]) for t in treedefs]
 print([type(v).__name__ for v in made])
 results = jax.export.deserialize(bytearray(exported)).call(made[:4] + [jnp.ones(3), made[5]])
 print([type(v).__name__ for v in results])
-""",
-        tmp_path,
-    )
-    assert out.splitlines() == [
+"""
+
+
+def test_types_are_pytrees_when_their_module_is_imported(tmp_path, monkeypatch):
+    """Treedefs and exported programs that another process has made can be read."""
+    (tmp_path / "their_types.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    their_types = importlib.import_module("their_types")
+    made = [getattr(their_types, name)(jnp.ones(3)) for name in NAMES]
+    made.append(values.Diagonal(jnp.ones(3)))
+    their_types.Mutable(1.0).x = 2.0
+    treedefs = [pickle.dumps(jax.tree.structure(v)) for v in made]
+    fn = jax.jit(jaxrewrite.transform(lambda vs: vs[:4] + [-vs[5]]))
+    exported = jax.export.export(fn)(made[:4] + [jnp.ones(3), made[5]]).serialize()
+    (tmp_path / "saved").write_bytes(pickle.dumps((treedefs, bytes(exported))))
+    sys.modules.pop("their_types")
+
+    root = str(pathlib.Path(jaxrewrite.__file__).parents[1])
+    command = [sys.executable, "-c", READ, str(tmp_path / "saved")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([root, str(tmp_path)])}
+    run = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+    assert run.stdout.splitlines() == [
         str([*NAMES, "Diagonal"]),
         str([*NAMES[:4], "Diagonal"]),
     ]

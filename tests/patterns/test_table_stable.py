@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
-import scipy.stats
 from choose import often
 from pattern_tables import look_alikes, spied
 from patterns import stable_exact
@@ -355,7 +354,8 @@ def test_derivatives_of_logarithms_of_normal_probabilities(dtype, accuracy):
     with jax.enable_x64(True):
         x = np.concatenate([np.linspace(-40, 3, 87), [-7.0, -30.0]]).astype(dtype)
         wide = x.astype(np.float64)
-        slope = np.exp(scipy.stats.norm.logpdf(wide) - scipy.special.log_ndtr(wide))
+        log_density = -(wide**2) / 2 - np.log(2 * np.pi) / 2
+        slope = np.exp(log_density - scipy.special.log_ndtr(wide))
         fn = jaxrewrite.transform(lambda x: jnp.log(jax.scipy.special.ndtr(x)), rules=TABLE)
         first = jax.grad(fn)
         np.testing.assert_allclose(jax.vmap(first)(x), slope, accuracy)
