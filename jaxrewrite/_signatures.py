@@ -178,7 +178,7 @@ def _check_applies(rule: Rule, primitives: Sequence[Primitive]) -> None:
             return
         reasons.append((primitive, found, why))
     primitive, found, why = reasons[0]
-    slots = "xyz"[: found.operands] if found.operands and found.operands < 4 else ("*xs",)
+    slots = "xyz"[: found.operands] if found.operands else ("*xs",)
     named = ("*", *found.params) if found.params else ()
     raise TypeError(
         f"Rule {rule} can never apply to primitive {primitive.name!r}: {why}. Its equations "
