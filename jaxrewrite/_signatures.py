@@ -178,7 +178,7 @@ def _check_applies(rule: Rule, primitives: Sequence[Primitive]) -> None:
             return
         reasons.append((primitive, takes, why))
     primitive, takes, why = reasons[0]
-    slots = "xyz"[: takes.operands] if takes.operands and takes.operands < 4 else ("*xs",)
+    slots = "xyz"[: takes.operands] if takes.operands else ("*xs",)
     named = ("*", *takes.params) if takes.params else ()
     raise TypeError(
         f"Rule {rule} can never apply to primitive {primitive.name!r}: {why}. Its equations "

@@ -305,3 +305,19 @@ def test_pages_are_escaped():
         )
         == 4
     )
+
+
+def test_a_page_has_a_square_for_each_number_without_marks():
+    pictured = Interval(jnp.zeros((2, 3)), jnp.ones((2, 3)))
+    page = Checker(pictured._repr_html_())
+    assert page.tags.count("rect") == 3 + 6 and page.tags.count("svg") == 3
+
+
+def test_parts_of_a_text_keep_their_left_margin():
+    """The column is that of the last line, which does not begin where the first does."""
+    rows = jnp.arange(4.0).reshape(2, 2)
+    first, *others = repr(Interval(rows, rows + 4)).split("\n")
+    assert first == "Interval([[0. 1.]" and others[-1].endswith("dtype=float32)")
+    (line,) = [line for line in others if " to [[" in line]
+    column = line.index("[[", line.index(" to "))
+    assert others[others.index(line) + 1].index("[") == column + 1

@@ -578,3 +578,62 @@ def test_a_wrong_number_of_operands_names_the_primitive_and_the_types():
     with pytest.raises(Exception) as raised:  # JAX has an AssertionError today.
         jaxrewrite.bind("add", v)
     assert "in staging bind('add', ...) on (Diagonal:f32[2,2])" in raised.value.__notes__[0]
+
+
+def test_why_a_function_is_staged_without_values_is_told():
+    """Rules for dense operands are the reason, if there is no value among the arguments."""
+    rules = jaxrewrite.Rules()
+
+    @rules.register("sin")
+    def of_arrays(x: jax.Array, **params):
+        return x
+
+    def fails(*args):
+        raise ValueError("no")
+
+    def notes(*args, rules=rules):
+        with pytest.raises(ValueError, match="no") as caught:
+            transform(fails, rules=rules)(*args)
+        return "\n".join(getattr(caught.value, "__notes__", []))
+
+    why = "staged without any value among its arguments because of rules"
+    assert why in notes(X) and "of_arrays" in notes(X)
+    assert why not in notes(Plain(X)) and why not in notes(X, Plain(X))
+    assert why not in notes(X, rules=None)
+
+
+def needs(place):
+    def model(w, x, *rest, scale, shift):
+        parts = [w, x["a"], x["b"][0], *rest, scale["c"], shift]
+        return w if parts[place].sum() > 0 else -w
+
+    return model
+
+
+NAMES = ["w", "x['a']", "x['b'][0]", "args[2]", "args[3]", "scale['c']", "shift"]
+
+
+@pytest.mark.parametrize("place, name", [*enumerate(NAMES)])
+def test_an_error_of_staging_names_the_argument(place, name):
+    one = jnp.float32(1)
+    x = {"a": one, "b": (one,)}
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        transform(needs(place))(Plain(X), x, one, one, scale={"c": one}, shift=one)
+    assert f"depends on the value of the argument {name}." in str(caught.value)
+
+
+def test_an_error_of_staging_names_a_part_of_the_function():
+    def fn(parts, x):
+        return x if parts[1]["k"] > 0 else -x
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        transform(jax.tree_util.Partial(fn, (Plain(X), {"k": X[0]})))(X)
+    assert "of the argument the function[" in str(caught.value)
+    assert "[0][1]['k']." in str(caught.value)
+
+
+def test_a_filter_that_is_no_prefix_of_booleans_is_refused():
+    fn = lambda x, y: x + y
+    for spec in ((True, (True, 1), {}), (True, (1, 1), {}), ((), (True,), {}), "all"):
+        with pytest.raises(ValueError, match="a pytree prefix of booleans"):
+            transform(fn, spec)(Plain(X), Plain(X))

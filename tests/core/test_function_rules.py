@@ -1,6 +1,7 @@
 """Rules for whole functions that JAX stages as calls."""
 
 import functools
+import types
 from typing import Literal
 
 import jax
@@ -627,3 +628,48 @@ def test_explain_which_and_rules():
     listed = jaxrewrite.rules(jnp.linalg.det, Diagonal)
     assert [(r.primitive, r.types) for r in listed] == [("det", ("Diagonal",))]
     assert jaxrewrite.bind(jnp.linalg.det, v)[0] == 6
+
+
+def test_which_values_an_annotation_of_axes_stands_for():
+    from jaxrewrite._functions.recognise import Axes, Axis
+
+    assert Axes.holds((0, 1)) and Axes.holds(())
+    for other in [(0, None), (None, 0), (True, 1), [0, 1], 0]:
+        assert not Axes.holds(other), other
+    assert Axis.holds(0) and not Axis.holds(True) and not Axis.holds((0,))
+
+
+def test_modules_that_name_each_other_are_looked_through_once():
+    one, other = types.ModuleType("one"), types.ModuleType("other")
+    one.other, other.one, other.act = other, one, total
+    scope = {"one": one}
+    exec("def fn(x): return one.other.one.other.act(x)", scope)
+    rules = jaxrewrite.Rules()
+
+    @rules.register(scope["fn"])
+    def _(v: Twice):
+        return jnp.float32(7)
+
+    assert jaxrewrite.transform(scope["fn"], rules=rules)(V) == 7
+
+
+def nested(depth, of=total):
+    if not depth:
+        return of
+    inner = nested(depth - 1, of)
+
+    def fn(x):
+        return inner(x)
+
+    return fn
+
+
+@pytest.mark.parametrize("depth", range(5))
+def test_a_call_is_looked_for_through_three_functions(depth):
+    rules = jaxrewrite.Rules()
+    register = rules.register
+    if depth > 3:
+        with pytest.raises(TypeError, match="JAX makes no call"):
+            register(nested(depth))
+    else:
+        register(nested(depth))(lambda x: x)

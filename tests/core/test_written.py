@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from jaxrewrite._analyses.adopting import _numbers, becomes_inexact
 from jaxrewrite._analyses.written import UNKNOWN, Fact, Kind, Written, either, filled
 
 
@@ -153,3 +154,31 @@ def test_either_is_a_join():
                 assert either(either(a, b), c) == either(a, either(b, c))
     everything = functools.reduce(either, ALL)
     assert everything == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "fn, wanted",
+    [
+        (lambda n: n * 1.0, True),
+        (lambda n: jax.jit(lambda m: m * 1.0)(n), True),
+        (lambda n: n + 1, False),
+        (lambda n: (n, n * 1.0), False),
+        (lambda n: (n * 1.0, n), False),
+        (lambda n: (n * 1.0, n + 1), False),
+        (lambda n: n.astype("int16"), False),
+    ],
+)
+def test_integers_that_a_call_only_converts_become_inexact(fn, wanted):
+    (eqn,) = jax.make_jaxpr(jax.jit(fn))(1).eqns
+    assert becomes_inexact(eqn, 0) is wanted
+
+
+def test_the_numbers_of_a_body():
+    """Integers are none of them, but where there is a power."""
+    one, two = (jax.make_jaxpr(lambda x=x: x)().jaxpr.outvars[0] for x in (1.0, 2))
+    plain, power = (
+        jax.make_jaxpr(f)(X, 2.0) for f in (lambda x, n: x + n, lambda x, n: x**n)
+    )
+    assert _numbers(plain, {0: one}) == {0: one} == _numbers(plain, {0: one, 1: two})
+    assert _numbers(plain, {1: two}) == {}
+    assert _numbers(power, {0: one, 1: two}) == {0: one, 1: two}

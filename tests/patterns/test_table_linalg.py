@@ -13,6 +13,7 @@ from pattern_tables import answered, look_alikes, spied
 import jaxrewrite
 from jaxrewrite import patterns, values
 from jaxrewrite._insight.costs import of_jaxpr
+from jaxrewrite.patterns import _linalg
 from jaxrewrite.testing import assert_same
 
 
@@ -633,3 +634,21 @@ def test_an_inverse_of_which_the_factor_has_a_sharding_in_its_type_stays():
     with jax.set_mesh(mesh):
         b = jax.device_put(b, jax.P(None, "i"))
         assert (jaxrewrite.transform(fn, rules=patterns.linalg)(a, b) == 0.5).all()
+
+
+FORMULAS = sorted({name for name, *_ in PROGRAMS if not name.startswith("product_of")})
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_each_formula_by_itself(name):
+    """The function that takes the place of a program gives what the program does."""
+    formula = getattr(_linalg, name)
+    for _, fn, args in (case for case in PROGRAMS if case[0] == name):
+        args = [np.asarray(x, np.float64) for x in args]
+        if name == "sum_of_product":
+            for axis in (0, 1, None):
+                got = formula(*map(jnp.asarray, args), axis=axis)
+                np.testing.assert_allclose(got, (args[0] @ args[1]).sum(axis), rtol=1e-4)
+        elif not any(x.ndim > 2 for x in args):  # A batch comes with `jax.vmap`.
+            got = jax.jit(formula)(*args)
+            np.testing.assert_allclose(got, jax.jit(fn)(*args), rtol=1e-3, atol=1e-4)

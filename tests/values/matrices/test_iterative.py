@@ -82,3 +82,14 @@ def test_empty_matrices_and_integers():
     x, converged = conjugate_gradients(Diagonal(jnp.full(3, 2.0)), jnp.array([2, 4, 6]))
     np.testing.assert_allclose(x, [1, 2, 3], rtol=1e-5)
     assert converged
+
+
+def test_a_stochastic_log_determinant_of_few_steps(bulk):
+    """Random signs span the eigenvectors of a diagonal matrix, in as many steps as numbers."""
+    key = jax.random.key(0)
+    numbers = jnp.array([2.0, 5.0, 2.0, 5.0])
+    for steps in (2, 4):
+        found = stochastic_logdet(Diagonal(numbers), key, probes=2, steps=steps)
+        np.testing.assert_allclose(found, np.log(numbers).sum(), rtol=1e-9)
+    one = stochastic_logdet(Diagonal(jnp.full(3, 3.0)), key, probes=1, steps=1)
+    np.testing.assert_allclose(one, 3 * np.log(3), rtol=1e-9)
