@@ -1,5 +1,6 @@
 """The settings of every test: JAX's own checks, and quick compilation."""
 
+import functools
 import gc
 import importlib.metadata
 import os
@@ -24,12 +25,16 @@ import compile_cache  # noqa: E402
 import jax  # noqa: E402
 import numpy_backend  # noqa: E402
 import pytest  # noqa: E402
+from jax._src import traceback_util  # noqa: E402 - JAX has no public hook for its tracebacks
 from rule_coverage import RuleCoverage  # noqa: E402
 
 
 # Every jaxpr that the library builds is type checked.
 jax.config.update("jax_enable_checks", True)
 checked_once.install()
+
+# JAX asks of each frame of each exception whether its file is one of JAX's.
+traceback_util._path_starts_with = functools.cache(traceback_util._path_starts_with)
 
 # The programs are many and small: compiling them well takes longer than running them.
 jax.config.update("jax_disable_most_optimizations", True)
@@ -70,6 +75,12 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
+
+
+def pytest_sessionfinish():
+    """Collect garbage once more, of which exceptions are told, and not as often as pytest does."""
+    gc.collect()
+    gc.freeze()
 
 
 # A process drops its compiled programs when its peak memory exceeds this number of kB.

@@ -68,8 +68,8 @@ COVARIANCES = {
 )
 def test_densities_are_those_of_the_dense_matrix(name, program):
     a = COVARIANCES[name]
-    implicit = transform(program, rules=patterns.normal, materialise="forbid")
-    expected = program(a.materialise(), Y)
+    implicit = jax.jit(transform(program, rules=patterns.normal, materialise="forbid"))
+    expected = jax.jit(program)(a.materialise(), Y)
     np.testing.assert_allclose(implicit(a, Y), expected, 2e-4, 2e-4)
     assert bool(jnp.isnan(expected)) == ("not definite" in name or name == "negative base")
 
@@ -79,15 +79,15 @@ def test_derivatives_and_batches():
     dense = lambda a, y: numpyro(a.materialise(), y)
     a = COVARIANCES["definite"]
     for found, expected in zip(
-        jax.tree.leaves(jax.grad(program, (0, 1))(a, Y)),
-        jax.tree.leaves(jax.grad(dense, (0, 1))(a, Y)),
+        jax.tree.leaves(jax.jit(jax.grad(program, (0, 1)))(a, Y)),
+        jax.tree.leaves(jax.jit(jax.grad(dense, (0, 1)))(a, Y)),
         strict=True,
     ):
         np.testing.assert_allclose(found, expected, 1e-3, 1e-3)
     several = jnp.stack([Y, 2 * Y])
     np.testing.assert_allclose(
-        jax.vmap(program, (None, 0))(a, several),
-        jax.vmap(dense, (None, 0))(a, several),
+        jax.jit(jax.vmap(program, (None, 0)))(a, several),
+        jax.jit(jax.vmap(dense, (None, 0)))(a, several),
         2e-4,
     )
 

@@ -303,6 +303,7 @@ def test_lengths_of_all_small_numbers_have_derivatives(dtype):
     """Also second ones, of which those here are multiplied by the size."""
     fn = jaxrewrite.transform(lambda x, y: jnp.sqrt(x * x + y * y), rules=TABLE)
 
+    @jax.jit
     def derivatives(size):
         args = jnp.asarray(3 * size, dtype), jnp.asarray(4 * size, dtype)
         (first, second), hessian = (
