@@ -109,6 +109,9 @@ class ArrayValue(Value):
 
     axes: ClassVar[Mapping[str, str] | Callable[..., Mapping[str, str]] | None] = None
 
+    # Fields whose arrays may become as large as the dense array where entries move.
+    _may_grow: ClassVar[frozenset[str]] = frozenset()
+
     _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True
 

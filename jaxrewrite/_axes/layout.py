@@ -7,10 +7,10 @@ The axes that the array has not come last. So one function moves the entries of 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 from jax import lax
 from jax.tree_util import (
     GetAttrKey,
@@ -133,11 +133,16 @@ def places(axes: Axes, field: str, rest: int, ndim: int) -> list[Place] | None:
 
 def places_in(axes: Axes, field: str, leaf: Any, ndim: int) -> list[Place] | None:
     """`places` for a leaf; ``None`` if it does not have the axes that the type says."""
+    if not has_rank(axes, ndim):
+        return None
     at = positions(axes, ndim)
     own = sum(len(at[term.name]) for term in axes.leaves[field] if not term.is_rest)
-    return (
-        places(axes, field, len(leaf.shape) - own, ndim) if has_rank(axes, ndim) else None
-    )
+    return places(axes, field, len(shape_of(leaf)) - own, ndim)
+
+
+def shape_of(leaf: Any) -> tuple[int, ...]:
+    """The shape of an array, a number, a value or what stands for one of them."""
+    return tuple(leaf.shape) if hasattr(leaf, "shape") else np.shape(leaf)
 
 
 def misfit(value: Value, field: str, leaf: Any) -> str:
@@ -153,7 +158,7 @@ def misfit(value: Value, field: str, leaf: Any) -> str:
     )
     return (
         f"{type(value).__name__}.axes says that {field!r} has the axes {said!r}; it has shape "
-        f"{tuple(leaf.shape)}.{hint}"
+        f"{shape_of(leaf)}.{hint}"
     )
 
 
@@ -214,9 +219,3 @@ def _blocks(n: int, k: int, block: str | None) -> int | None:
         return k
     whole = -(-n // int(block))
     return whole if whole % max(k, 1) == 0 and n % max(whole, 1) == 0 else None
-
-
-def is_grown(before: Any, after: Any, shape: Sequence[int]) -> bool:
-    """Whether a leaf has grown to be no smaller than the dense array."""
-    size, grown = (math.prod(leaf.shape) for leaf in (before, after))
-    return grown > size and grown >= math.prod(shape)

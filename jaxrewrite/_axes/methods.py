@@ -12,7 +12,7 @@ from .._core.value import Value, is_value
 from .._staging.transform import transform
 from .blocks import spread_axis
 from .declaration import BATCH, Axes, axes_of
-from .layout import Leaves, leaves_of, misfit, places_in, positions
+from .layout import Leaves, leaves_of, misfit, places_in, positions, shape_of
 
 
 def stacked(self: Any, size: int) -> Any:
@@ -66,7 +66,7 @@ def leaf_specs(self: Any, spec: Any) -> Any:
         return NotImplemented  # A shard has metadata of its own.
     specs = []
     for _, leaf, where in located(found, ndim):
-        sizes = zip(where, leaf.shape, strict=True)
+        sizes = zip(where, shape_of(leaf), strict=True)
         is_split = lambda i, block, k: i is not None and (block is None or k > 1)
         split = (names[i] if is_split(i, block, k) else None for (i, block), k in sizes)
         specs.append(type(spec)(*split))

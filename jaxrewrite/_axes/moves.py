@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.tree_util import tree_structure
 from jaxtyping import ArrayLike
 
 from .._core.avals import aval_of, same_treedef
@@ -36,7 +37,6 @@ from .layout import (
     Place,
     from_grid,
     has_rank,
-    is_grown,
     leaves_of,
     places,
     to_grid,
@@ -46,6 +46,7 @@ from .methods import located, on_leaf
 
 
 Shape = tuple[int, ...]
+Shapes = Sequence[Shape]
 Params = Mapping[str, Any]
 
 # The rules of users and those of the ready types come before.
@@ -59,7 +60,8 @@ class Move(NamedTuple):
     ----------
     of_batch
         The parameters of the move of the first axes alone, for a shape, the number of the last
-        axes, which have to stay as they are, and parameters; ``None`` if they do not stay.
+        axes, which have to stay as they are, the shapes of the indices, and parameters; ``None``
+        if they do not stay.
     shape
         The shape of the result, for a shape, the shapes of the indices, and parameters.
     of_leaf
@@ -67,8 +69,8 @@ class Move(NamedTuple):
         array has its own in this leaf, indices, and parameters.
     """
 
-    of_batch: Callable[[Shape, int, Params], Params | None]
-    shape: Callable[[Shape, Sequence[Shape], Params], Sequence[int]]
+    of_batch: Callable[[Shape, int, Shapes, Params], Params | None]
+    shape: Callable[[Shape, Shapes, Params], Sequence[int]]
     of_leaf: Callable[..., Any]
 
 
@@ -85,7 +87,9 @@ def _is_fine(x: Any, shape: Shape) -> bool:
 # --- each primitive ---------------------------------------------------------------------
 
 
-def _transpose_batch(shape: Shape, last: int, params: Params) -> Params | None:
+def _transpose_batch(
+    shape: Shape, last: int, indices: Shapes, params: Params
+) -> Params | None:
     permutation, first = tuple(params["permutation"]), len(shape) - last
     if permutation[first:] != tuple(range(first, len(shape))):
         return None
@@ -96,11 +100,15 @@ def _transpose(x: Any, shape: Shape, is_whole: bool, *, permutation: Any) -> Any
     return lax.transpose(x, (*permutation, *_rest(x, shape)))
 
 
-def _dimensions_of_batch(shape: Shape, last: int, params: Params) -> Params | None:
+def _dimensions_of_batch(
+    shape: Shape, last: int, indices: Shapes, params: Params
+) -> Params | None:
     return params if max(params["dimensions"], default=-1) < len(shape) - last else None
 
 
-def _broadcast_batch(shape: Shape, last: int, params: Params) -> Params | None:
+def _broadcast_batch(
+    shape: Shape, last: int, indices: Shapes, params: Params
+) -> Params | None:
     new, places = tuple(params["shape"]), tuple(params["broadcast_dimensions"])
     before, after = len(shape) - last, len(new) - last
     stay = places[before:] == tuple(range(after, len(new)))
@@ -120,7 +128,9 @@ def _broadcast(
     return x.reshape([kept.get(axis, 1) for axis in range(len(shape))] + rest)
 
 
-def _reshape_batch(shape: Shape, last: int, params: Params) -> Params | None:
+def _reshape_batch(
+    shape: Shape, last: int, indices: Shapes, params: Params
+) -> Params | None:
     new, kept = tuple(params["new_sizes"]), len(shape) - last
     if len(new) < last or new[len(new) - last :] != shape[kept:]:
         return None
@@ -138,11 +148,11 @@ def _strides(shape: Shape, params: Params) -> Shape:
     return tuple(params["strides"] or (1,) * len(shape))
 
 
-def _slice_batch(shape: Shape, last: int, params: Params) -> Params | None:
+def _slice_batch(shape: Shape, last: int, indices: Shapes, params: Params) -> Params | None:
     k = len(shape) - last
     starts, limits = params["start_indices"], params["limit_indices"]
     strides = _strides(shape, params)
-    if any(starts[k:]) or tuple(limits[k:]) != shape[k:] or {*strides[k:]} > {1}:
+    if any(starts[k:]) or tuple(limits[k:]) != shape[k:] or {*strides[k:]} - {1}:
         return None
     return {
         "start_indices": starts[:k],
@@ -169,7 +179,9 @@ def _slice(x: Any, shape: Shape, is_whole: bool, **params: Any) -> Any:
     return x
 
 
-def _dynamic_slice_batch(shape: Shape, last: int, params: Params) -> Params | None:
+def _dynamic_slice_batch(
+    shape: Shape, last: int, indices: Shapes, params: Params
+) -> Params | None:
     k, sizes = len(shape) - last, tuple(params["slice_sizes"])
     return {"slice_sizes": sizes[:k]} if sizes[k:] == shape[k:] else None
 
@@ -182,10 +194,12 @@ def _dynamic_slice(
     return dynamic_slice_blocks(x, shape, in_range, slice_sizes) if in_range else x
 
 
-def _gather_batch(shape: Shape, last: int, params: Params) -> Params | None:
+def _gather_batch(
+    shape: Shape, last: int, indices: Shapes, params: Params
+) -> Params | None:
     """A gather of whole last axes that come last in the result, too."""
     numbers, sizes = params["dimension_numbers"], tuple(params["slice_sizes"])
-    k, ndim = len(shape) - last, params["ndim"]
+    k, ndim = len(shape) - last, len(numbers.offset_dims) + len(indices[0]) - 1
     gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     named = (*gone, *numbers.start_index_map)
     if sizes[k:] != shape[k:] or max(named, default=-1) >= k:
@@ -198,7 +212,7 @@ def _gather_batch(shape: Shape, last: int, params: Params) -> Params | None:
     return {**params, "dimension_numbers": own, "slice_sizes": sizes[:k]}
 
 
-def _gathered_shape(shape: Shape, indices: Sequence[Shape], params: Params) -> list[int]:
+def _gathered_shape(shape: Shape, indices: Shapes, params: Params) -> list[int]:
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     window = [n for axis, n in enumerate(sizes) if axis not in gone]
@@ -239,32 +253,24 @@ MOVES: dict[str, Move] = {
 }
 
 
-def _wanted(
-    name: str, shape: Shape, indices: Sequence[Shape], params: dict[str, Any]
-) -> Params | None:
-    """The parameters that say where entries go; ``None`` if no leaves can move so."""
+def _wanted(name: str, params: dict[str, Any], is_any: bool) -> Params | None:
+    """The parameters that say where entries go; ``None`` if leaves can't move so.
+
+    ``is_any`` allows the reshape of an array without entries.
+    """
     wanted = {key: x for key, x in params.items() if key != "sharding"}
     if name == "reshape":
-        is_plain = wanted.pop("dimensions") is None
-        return wanted if is_plain and 0 not in shape else None
+        return wanted if wanted.pop("dimensions") is None and is_any else None
+    if name not in ("dynamic_slice", "gather"):
+        return wanted
+    if not all(wanted["slice_sizes"]):
+        return None
     if name == "dynamic_slice":
-        return wanted if all(wanted["slice_sizes"]) else None
-    if name == "gather":
-        mode = lax.GatherScatterMode.from_any(wanted["mode"])
-        if mode == lax.GatherScatterMode.ONE_HOT or fills(mode):
-            return None
-        if not all(wanted["slice_sizes"]):
-            return None
-        numbers = wanted["dimension_numbers"]
-        ndim = len(numbers.offset_dims) + len(indices[0]) - 1
-        sizes = wanted["slice_sizes"]
-        return {
-            "dimension_numbers": numbers,
-            "slice_sizes": sizes,
-            "mode": mode,
-            "ndim": ndim,
-        }
-    return wanted
+        return wanted
+    mode = lax.GatherScatterMode.from_any(wanted["mode"])
+    if mode == lax.GatherScatterMode.ONE_HOT or fills(mode):
+        return None
+    return {key: wanted[key] for key in ("dimension_numbers", "slice_sizes", "mode")}
 
 
 # --- gathers that fill in numbers ---------------------------------------------------------
@@ -324,13 +330,13 @@ def moved(name: str, v: Any, *indices: Any, may_grow: bool = False, **params: An
     axes, last = found.axes, len(found.axes.made)
     indices = tuple(map(_in_wide_integers, indices))
     shapes = [jnp.shape(index) for index in indices]
-    wanted = _wanted(name, shape, shapes, params)
+    is_any = 0 not in shape or all(map(axes.is_whole, axes.leaves))
+    wanted = _wanted(name, params, is_any)
     if wanted is not None and last:
-        wanted = MOVES[name].of_batch(shape, last, wanted)
+        wanted = MOVES[name].of_batch(shape, last, shapes, wanted)
     if wanted is None:
         return NotImplemented
-    own = {key: x for key, x in wanted.items() if key != "ndim"}
-    batch, move = shape[: len(shape) - last], MOVES[name]
+    own, move, batch = dict(wanted), MOVES[name], shape[: len(shape) - last]
     new = tuple(move.shape(batch, shapes, own))
     if not has_rank(axes, len(new)):
         return NotImplemented
@@ -363,17 +369,13 @@ def from_grids(
     axes = found.axes
     leaves: list[Any] = []
     blocks: dict[str, set[int]] = {name: set() for name in axes.blocks}
-    for field, before, grid in zip(found.fields, found.leaves, grids, strict=True):
+    for field, grid in zip(found.fields, grids, strict=True):
         where = places(axes, field, len(grid.shape) - len(batch), len(batch))
         wanted = None if where is None else wanted_grid(grid.shape, where, batch)
         if where is None or wanted is None:
             return NotImplemented
         to = lambda x, where=where, wanted=wanted: from_grid(x, where, batch, wanted)
-        leaf = on_leaf(to, grid)
-        is_large = not axes.is_whole(field) and is_grown(before, leaf, (*batch, *made))
-        if is_large and not may_grow:
-            return NotImplemented
-        leaves.append(leaf)
+        leaves.append(on_leaf(to, grid))
         for i, block in where:
             if i is not None and block in blocks:
                 blocks[block].add(batch[i] // max(wanted[i], 1))
@@ -383,7 +385,24 @@ def from_grids(
     for name, sizes in blocks.items():
         for size in sizes:
             object.__setattr__(value, name, size)
-    return value
+    is_too_large = not may_grow and has_grown(found.of, value, (*batch, *made))
+    return NotImplemented if is_too_large else value
+
+
+def has_grown(old: Any, new: Any, shape: Shape | None = None) -> bool:
+    """Whether a leaf has become no smaller than the dense array, and was smaller before.
+
+    Leaves in which each entry of the array has its own are as large always. ``shape`` is that of
+    the new array.
+    """
+    before, after = leaves_of(old), leaves_of(new)
+    size = math.prod(old.shape)
+    most = math.prod(new.shape if shape is None else shape)
+    for field, x, y in zip(before.fields, before.leaves, after.leaves, strict=True):
+        may_grow = before.axes.is_whole(field) or field in old._may_grow
+        if not may_grow and x.size < min(size, y.size) and y.size >= most:
+            return True
+    return False
 
 
 # --- several values ---------------------------------------------------------------------
@@ -409,8 +428,6 @@ def concatenate_by_axes(*vs: Declared, dimension: int, **params: Any) -> Any:
     shapes = [aval_of(v).shape for v in vs]
     shape = list(shapes[0])
     count = len(shape) - len(first.axes.made)
-    if dimension >= count:
-        return NotImplemented
     shape[dimension] = sum(of[dimension] for of in shapes)
     join = transform(lambda *parts: lax.concatenate(parts, dimension))
     joined = [join(*column) for column in columns]
@@ -438,11 +455,13 @@ def in_grids(
 
     The values may differ in length along ``axis``. Their blocks get one size there.
     """
-    if len({type(v) for v in values}) > 1 or not all(v.size for v in values):
+    if len({type(v) for v in values}) > 1:
         return None
     found = [leaves_of(v) for v in values]
     first = found[0]
     ndim = len(values[0].shape) - len(first.axes.made)
+    if axis is not None and (axis >= ndim or any(0 in v.shape for v in values)):
+        return None
     if not all(same_treedef(of.structure(), first.structure()) for of in found):
         return None
     grids = [
@@ -451,7 +470,7 @@ def in_grids(
     ]
     columns = []
     for column in zip(*grids, strict=True):
-        if len({(x.dtype, x.shape[ndim:]) for x in column}) > 1:
+        if len({(tree_structure(x), x.dtype, x.shape[ndim:]) for x in column}) > 1:
             return None
         columns.append(_alike(values, column, ndim, axis))
     return first, columns

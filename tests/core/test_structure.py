@@ -214,12 +214,15 @@ def imports_within(path):
 # What ready types take from the package besides its public names, and why: a value's
 # fields, to call a method on them as arrays; the jaxprs of functions of JAX, to recognise them;
 # a call that waits for its operands; which releases compile what well; how much a value takes;
-# moves of types that declare no axes; what an annotation is.
+# moves of types that declare no axes, or of which the results become dense; what an annotation is.
 PRIVATE = {
     ("algebra", "jaxrewrite._core.avals"),
+    ("blocks", "jaxrewrite._axes"),
     ("blocks", "jaxrewrite._compat"),
     ("recognised", "jaxrewrite._compat"),
+    ("coded", "jaxrewrite._axes"),
     ("coded", "jaxrewrite._compat"),
+    ("gathers", "jaxrewrite._axes"),
     ("masked", "jaxrewrite._compat"),
     ("products", "jaxrewrite._compat"),
     ("sparse", "jaxrewrite._display"),

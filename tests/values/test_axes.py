@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 import jaxrewrite
-from jaxrewrite import ArrayValue, testing
+from jaxrewrite import ArrayValue, testing, values
 from jaxrewrite.testing import numbers
 
 
@@ -160,6 +160,7 @@ MOVES = {
     "slice within blocks": lambda x: x[..., 1:4],
     "steps": lambda x: x[::2, ...],
     "steps of the last axis": lambda x: x[..., ::2],
+    "steps of the last two axes": lambda x: x[..., ::2, ::2],
     "nothing": lambda x: x[:0],
     "entry": lambda x: x[0],
     "dynamic slice": lambda x: lax.dynamic_slice_in_dim(x, INDEX[1], 2),
@@ -460,12 +461,76 @@ def test_leaves_are_split_as_the_array():
     assert VALUES["diagonal"].leaf_specs(P("x")) is NotImplemented
 
 
-def test_a_program_on_a_mesh_keeps_the_type():
-    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-    turn = lambda x: 2 * jnp.flip(x, 1)
-    split = jax.shard_map(turn, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
-    agree = lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-6)
-    agree(allowed(split)(BLOCKS), turn(BLOCKS.materialise()))
+@pytest.fixture
+def on_mesh():
+    """A function of shards, for an array and a result that are split in the same way."""
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    return lambda fn, spec: jax.shard_map(fn, mesh=mesh, in_specs=spec, out_specs=spec)
+
+
+@pytest.mark.parametrize("name", ["blocks", "factors", "rows", "complex"])
+@pytest.mark.parametrize("spec", [P("x"), P("x", "y"), P(None, "x")])
+def test_programs_on_a_mesh_get_shards_of_the_leaves(name, spec, on_mesh):
+    value = VALUES[name]
+    if name == "blocks":  # Each block is on one device.
+        value = Blocks(value.codes[:, :4], value.scale[:, :2])
+    if name in ("rows", "complex"):
+        value = jax.tree.map(lambda x: x[:, :4] if x.ndim > 1 else x, value)
+    program = on_mesh(lambda v: 2 * jnp.asarray(v[::-1]), spec)
+    with pytest.raises(jaxrewrite.MaterialisationError, match="'mul'"):
+        jaxrewrite.transform(program, materialise="forbid")(value)
+    got = jaxrewrite.materialise(allowed(program)(value))
+    np.testing.assert_allclose(got, program(value.materialise()), rtol=1e-5)
+
+
+# --- ready types ------------------------------------------------------------------------
+
+
+MATRICES = {
+    "diagonal": lambda: values.Diagonal(numbers((3,))),
+    "circulant": lambda: values.Circulant(numbers((3,))),
+    "tridiagonal": lambda: values.Tridiagonal(numbers((2,)), numbers((3,)), numbers((2,))),
+    "permutation": lambda: values.Permutation(jnp.array([2, 0, 1])),
+    "kronecker": lambda: values.Kronecker((numbers((2, 2)), numbers((2, 2)))),
+    "product": lambda: values.Circulant(numbers((3,))) @ values.Diagonal(numbers((3,))),
+    "sum": lambda: values.Circulant(numbers((3,))) + values.Diagonal(numbers((3,))),
+}
+
+OF_STACKS = {
+    "matrices": lambda v: v[INDEX],
+    "matrix": lambda v: v[INDEX[1]],
+    "dynamic slice": lambda v: lax.dynamic_slice_in_dim(v, INDEX[1], 2),
+    "reverse": lambda v: v[::-1],
+    "slice": lambda v: v[1:3],
+    "split": lambda v: v.reshape(2, 2, *v.shape[1:]),
+    "repeat": lambda v: jnp.broadcast_to(v, (2, *v.shape)),
+    "transpose": lambda v: v[None].transpose(1, 0, 3, 2),
+    "concatenate": lambda v: jnp.concatenate([v, v[::-1]]),
+    "choose": lambda v: jnp.where(INDEX[0] > 0, v, v[::-1]),
+    "stack": lambda v: jnp.stack([v, v]),
+    "parts": lambda v: jnp.split(v, 2),
+    "scan": lambda v: lax.scan(lambda c, m: (c, m.T), 0, v)[1],
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_moves_of_stacks_of_matrices_keep_the_structure(name):
+    one = MATRICES[name]()
+    scaled = lambda x, k: x * k if jnp.issubdtype(x.dtype, jnp.floating) else x
+    stack = jax.tree.map(lambda x: jnp.stack([scaled(x, k) for k in range(4)]), one)
+    program = lambda v: {k: move(v) for k, move in OF_STACKS.items()}
+    implicit = jaxrewrite.transform(program, materialise="forbid")
+    results = jax.tree.leaves(jax.eval_shape(implicit, stack), is_leaf=is_value)
+    assert all(map(is_value, results)) and len(results) == len(OF_STACKS) + 1
+    compare(implicit, lambda v: program(jaxrewrite.materialise(v)), stack)
+
+
+def test_stacks_of_matrices_are_split_over_a_mesh(on_mesh):
+    stack = values.Diagonal(numbers((4, 3)))
+    program = on_mesh(lambda v: v[::-1], P("x"))
+    got = jaxrewrite.transform(program, materialise="forbid")(stack)
+    assert type(got) is values.Diagonal
+    np.testing.assert_allclose(got.materialise(), program(stack.materialise()))
 
 
 def test_a_dataclass_by_its_own_decorator():

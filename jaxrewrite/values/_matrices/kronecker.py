@@ -152,9 +152,6 @@ class Kronecker(Matrix):
             return NotImplemented
         return self.map_factors(transform(jnp.multiply), other)
 
-    def map_batch(self, fn: Callable[..., Any], *others: Any) -> Any:
-        return self.map_factors(transform(fn), *others)
-
     def cast(self, dtype: Any) -> Any:
         return self.map_factors(lambda factor: factor.astype(dtype))
 

@@ -142,14 +142,6 @@ class Matrix(LinearAlgebra, Structured):
             return jax.tree.map(lambda x: x.astype(dtype) if inexact(x) else x, self)
         return self.map_entries(lambda x: x.astype(dtype))
 
-    def map_batch(self, fn: Callable[..., Any], *others: Self) -> Self:
-        """The matrix after a function that acts on the batch axes of each leaf.
-
-        The function takes a leaf of this matrix, or a leaf of each of several matrices of
-        one structure. Every entry of its result must be an entry of its arguments.
-        """
-        return jax.tree.map(fn, self, *others)
-
     def map_entries(self, fn: Callable[..., Any], *others: Self) -> Self:
         """The matrix after a function that acts on the leaves that are entries."""
         return jax.tree.map(fn, self, *others)

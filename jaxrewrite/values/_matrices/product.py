@@ -107,10 +107,6 @@ class Product(Matrix):
             return Product((jaxrewrite.transform(jnp.multiply)(first, factor), *rest))
         return Product((first * factor, *rest))
 
-    def map_batch(self, fn: Callable[..., Any], *others: Any) -> Any:
-        columns = zip(self.factors, *(other.factors for other in others), strict=True)
-        return Product(tuple(jaxrewrite.transform(fn)(*column) for column in columns))
-
     def cast(self, dtype: Any) -> Any:
         return Product(tuple(factor.astype(dtype) for factor in self.factors))
 

@@ -349,88 +349,38 @@ def _(v: Matrix, *, new_dtype: Any, **params: Any) -> Any:
 # --- batch axes -------------------------------------------------------------------------
 
 
+# `Matrix.axes` has the rules that move batch axes alone.
+
+
 @register("transpose")
 def _(v: Matrix, *, permutation: Sequence[int]) -> Any:
+    """Exchange rows and columns."""
     *batch, n, m = permutation
-    if {n, m} != {v.ndim - 2, v.ndim - 1}:
+    if (m, n) != (v.ndim - 2, v.ndim - 1):
         return NotImplemented
-    if n > m:
-        v = v.transposed()
-    if batch == sorted(batch) or not isinstance(v, Matrix):
-        rest = (v.ndim - 2, v.ndim - 1)
-        return (
-            v
-            if batch == sorted(batch)
-            else bind(lax.transpose_p, v, permutation=(*batch, *rest))
-        )
-    moved = lambda x: jnp.transpose(x, (*batch, *range(len(batch), x.ndim)))
-    return v.map_batch(moved)
-
-
-@register("broadcast_in_dim")
-def _(v: Matrix, *, shape: Any, broadcast_dimensions: Any, **params: Any) -> Any:
-    *dims, n, m = broadcast_dimensions
-    if (n, m) != (len(shape) - 2, len(shape) - 1) or tuple(shape[-2:]) != v.shape[-2:]:
-        return NotImplemented
-    batch, ndim = tuple(shape[:-2]), len(v.batch)
-
-    def broadcast(x: Any) -> Any:
-        rest = x.shape[ndim:]
-        kept = (*dims, *range(len(batch), len(batch) + len(rest)))
-        return lax.broadcast_in_dim(x, (*batch, *rest), kept)
-
-    return v.map_batch(broadcast)
-
-
-@register("reshape")
-def _(v: Matrix, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
-    if dimensions is not None:
-        moved = bind(lax.transpose_p, v, permutation=tuple(dimensions))
-        return bind("reshape", moved, new_sizes=new_sizes, dimensions=None, **params)
-    *batch, n, m = (*new_sizes,) if len(new_sizes) > 1 else (0, 0)
-    if len(new_sizes) < 2 or (n, m) != v.shape[-2:]:
-        return NotImplemented
-    ndim = len(v.batch)
-    return v.map_batch(lambda x: x.reshape(*batch, *x.shape[ndim:]))
+    v = v.transposed()
+    return v if batch == sorted(batch) else bind("transpose", v, permutation=(*batch, m, n))
 
 
 @register("squeeze")
 def _(v: Matrix, *, dimensions: Any) -> Any:
-    """Remove batch axes from the leaves. A matrix of one row or column becomes a vector."""
+    """A matrix of one row or column becomes a vector."""
     n, m = v.ndim - 2, v.ndim - 1
-    if n in dimensions or m in dimensions:
-        v = v if m in dimensions else v.transposed()
-        vector = v.row_sums()
-        left = [axis for axis in dimensions if axis < n]
-        gone = [*left, n] if {n, m} <= {*dimensions} else left
-        return transform(lambda vector: lax.squeeze(vector, gone))(vector)
-    return v.map_batch(lambda x: lax.squeeze(x, dimensions))
-
-
-@register("rev")
-def _(v: Matrix, *, dimensions: Any) -> Any:
-    if max(dimensions, default=0) >= len(v.batch):
+    if not {n, m} & {*dimensions}:
         return NotImplemented
-    return v.map_batch(lambda x: lax.rev(x, dimensions))
+    v = v if m in dimensions else v.transposed()
+    vector = v.row_sums()
+    left = [axis for axis in dimensions if axis < n]
+    gone = [*left, n] if {n, m} <= {*dimensions} else left
+    return transform(lambda vector: lax.squeeze(vector, gone))(vector)
 
 
 @register("slice")
 def _(v: Matrix, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
-    k = len(v.batch)
-    strides = strides or (1,) * v.ndim
-    whole = tuple(limit_indices[k:]) == v.shape[k:] and not any(start_indices[k:])
-    if not whole or set(strides[k:]) != {1}:
-        ranges = zip(start_indices, limit_indices, strides, strict=True)
-        return (
-            _block(v, *(jnp.arange(*those) for those in ranges))
-            if not k
-            else NotImplemented
-        )
-    cut = tuple(
-        slice(*those)
-        for those in zip(start_indices[:k], limit_indices[:k], strides[:k], strict=True)
-    )
-    return v.map_batch(lambda x: x[cut])
+    windows = [*zip(start_indices, limit_indices, strides or [1] * v.ndim, strict=True)]
+    if v.batch or windows == [(0, n, 1) for n in v.shape]:
+        return NotImplemented
+    return _block(v, *(jnp.arange(*window) for window in windows))
 
 
 @register("dynamic_slice")
@@ -459,19 +409,6 @@ def _block(v: Matrix, i: Any, j: Any) -> Any:
     if i.size * j.size > max(*v.shape, _FEW * v.size):
         return NotImplemented
     return v.block(i, j)
-
-
-@register("concatenate")
-def _(*vs: Matrix, dimension: int) -> Any:
-    first = vs[0]
-    if dimension >= len(first.batch):
-        return NotImplemented
-    if len({jax.tree.structure(v) for v in vs}) > 1:
-        return NotImplemented
-    # Two matrices of one shape may have blocks, or factors, of different sizes.
-    if len({tuple(x.shape[len(v.batch) :] for x in jax.tree.leaves(v)) for v in vs}) > 1:
-        return NotImplemented
-    return first.map_batch(lambda *xs: jnp.concatenate(xs, dimension), *vs[1:])
 
 
 @register("reduce_sum")

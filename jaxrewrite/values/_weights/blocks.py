@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxrewrite import _compat
+from jaxrewrite._axes.blocks import spread_axis
 
 from .._base.placement import is_manual as _is_manual
 from .._base.structured import fields_of
-from .coded import Coded, spread_axis
+from .coded import Coded
 from .packed import bytes_of, nibble
 from .terms import Terms, is_scaled_after, scaled
 

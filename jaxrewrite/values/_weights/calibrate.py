@@ -209,9 +209,8 @@ class _Observed(Quantised):
     index: Array = jaxrewrite.field(kw_only=True)
     record: _Record = jaxrewrite.field(static=True, kw_only=True)
 
-    def shared(self) -> list[Any]:
-        """The index may have a number for each entry, where the weight itself stays small."""
-        return super().shared()[:-1]
+    # The index may have a number for each entry, where the weight itself stays small.
+    _may_grow = frozenset({"index"})
 
 
 @jaxrewrite.register("dot_general", exchange="types")

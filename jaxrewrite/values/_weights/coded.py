@@ -11,8 +11,7 @@ each leaf separately.
 from __future__ import annotations
 
 import abc
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -22,9 +21,10 @@ from jaxtyping import ArrayLike
 
 import jaxrewrite
 from jaxrewrite import _compat, primitives
+from jaxrewrite._axes.blocks import finest, spread
+from jaxrewrite._axes.moves import aligned, has_grown, moved
 
 from .._base.contract import is_or_none
-from .._base.gathers import fills
 from .._base.structured import Structured
 
 
@@ -115,16 +115,15 @@ class Coded(Structured):
     def materialise(self) -> jax.Array:
         return _dense_at_once(self) if self._compiles_materialise() else _dense(self)
 
-    def shared(self) -> list[Any]:
-        """The leaves of which an entry is shared by a block."""
-        return jax.tree.leaves(self)[1:]
-
     def among(self, values: Sequence[Any]) -> Self:
         """This array in a form that others, with which one array is made, have too."""
         return self
 
     def join(self, other: Any) -> Any:
-        met = aligned([self, other]) if isinstance(other, Coded) else None
+        if not isinstance(other, Coded):
+            return NotImplemented
+        both = self, other
+        met = aligned([v.among(both) for v in both])
         return NotImplemented if met is None else tuple(met)
 
 
@@ -277,308 +276,20 @@ def relative(x: Any, shared: Any) -> Any:
     return blockwise(jnp.divide, blockwise(jnp.multiply, x, part), divisor)
 
 
-def spread(shared: Any, grid: Sequence[int]) -> Any:
-    """Repeat the entries so that they fill a finer grid of blocks."""
-    if shared.shape == tuple(grid):
-        return shared
-    pairs = list(zip(shared.shape, grid, strict=True))
-    apart = shared.reshape([size for k, _ in pairs for size in (k, 1)])
-    repeated = [size for k, n in pairs for size in (k, n // max(k, 1))]
-    return jnp.broadcast_to(apart, repeated).reshape(tuple(grid))
+# --- where entries go: what `axes` does not say -----------------------------------------
 
 
-def finest(*grids: Sequence[int]) -> tuple[int, ...]:
-    """The coarsest grid that refines all the given grids."""
-    return tuple(math.lcm(*sizes) for sizes in zip(*grids, strict=True))
+@jaxrewrite.register("squeeze", "dynamic_slice", "gather")
+def _(v: Coded, *indices: ArrayLike, primitive: Any, **params: Any) -> Any:
+    """Rows that are looked up in a table are activations, so they become dense.
 
-
-def aligned(values: Sequence[Coded], axis: int | None = None) -> list[Any] | None:
-    """The values with their multipliers on one grid; ``None`` if their structures differ.
-
-    The values may differ in length along ``axis``. Their blocks get one size there.
+    Matrices that are taken from a stack are still weights, so they stay quantised.
     """
-    flat: list[tuple[list[Any], Any]] = [jax.tree.flatten(v.among(values)) for v in values]
-    if len({(treedef, *(x.dtype for x in leaves)) for leaves, treedef in flat}) > 1:
-        return None
-
-    def spread_alike(*column: Any) -> list[Any]:
-        grid = finest(*(x.shape for x in column))
-        if axis is None:
-            return [spread(x, grid) for x in column]
-        lengths = [v.shape[axis] for v in values]
-        size = math.gcd(*(n // x.shape[axis] for n, x in zip(lengths, column, strict=True)))
-        return [
-            spread(x, (*grid[:axis], n // size, *grid[axis + 1 :]))
-            for n, x in zip(lengths, column, strict=True)
-        ]
-
-    columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    rows = zip(*(spread_alike(*column) for column in columns), strict=True)
-    return [treedef.unflatten(row) for row, (_, treedef) in zip(rows, flat, strict=True)]
-
-
-def each_leaf(
-    v: Coded, of_codes: Callable[..., Any], of_shared: Callable[..., Any]
-) -> Coded:
-    """Change each leaf by a function: ``of_codes(codes)`` and ``of_shared(leaf, shape)``.
-
-    ``shape`` is the shape of the array.
-    """
-    (codes, *shared), treedef = jax.tree.flatten(v)
-    new = [of_codes(codes), *(of_shared(x, codes.shape) for x in shared)]
-    return jax.tree.unflatten(treedef, new)
-
-
-def unless_grown(old: Coded, new: Coded) -> Any:
-    """The new array, or NotImplemented if each of its entries has its own multiplier.
-
-    Such a result would be no smaller than the dense array.
-    """
-    size = jax.tree.leaves(new)[0].size
-    if any(
-        y.size > x.size and y.size >= size
-        for x, y in zip(old.shared(), new.shared(), strict=True)
-    ):
+    part = moved(primitive.name, v, *indices, may_grow=True, **params)
+    if part is NotImplemented:
         return NotImplemented
-    return new
-
-
-def leafwise(v: Coded, of_codes: Callable[..., Any], of_shared: Callable[..., Any]) -> Any:
-    """`each_leaf`, or NotImplemented if the result would be as large as the dense array."""
-    return unless_grown(v, each_leaf(v, of_codes, of_shared))
-
-
-# --- where entries go -----------------------------------------------------------------
-
-
-@jaxrewrite.register("transpose")
-def _(v: Coded, *, permutation, **params) -> Any:
-    move = lambda x, *_: lax.transpose(x, permutation)
-    return leafwise(v, move, move)
-
-
-@jaxrewrite.register("rev")
-def _(v: Coded, *, dimensions, **params) -> Any:
-    turn = lambda x, *_: lax.rev(x, dimensions)
-    return leafwise(v, turn, turn)
-
-
-@jaxrewrite.register("squeeze")
-def _(v: Coded, *, dimensions, **params) -> Any:
-    drop = lambda x, *_: lax.squeeze(x, dimensions)
-    rest = leafwise(v, drop, drop)
-    # A row or an entry that was taken from a table is an activation.
-    is_taken = rest is not NotImplemented and rest.ndim < 2
-    return rest.materialise() if is_taken else rest
-
-
-@jaxrewrite.register("broadcast_in_dim")
-def _(v: Coded, *, shape, broadcast_dimensions, **params) -> Any:
-    def once(shared: Any, _: Any) -> Any:
-        kept = dict(zip(broadcast_dimensions, shared.shape, strict=True))
-        return shared.reshape([kept.get(axis, 1) for axis in range(len(shape))])
-
-    repeat = lambda x: lax.broadcast_in_dim(x, shape, broadcast_dimensions)
-    return leafwise(v, repeat, once)
-
-
-@jaxrewrite.register("reshape")
-def _(v: Coded, *, new_sizes, dimensions, **params) -> Any:
-    if dimensions is not None or v.size == 0:
-        return NotImplemented
-    return leafwise(
-        v,
-        lambda codes: codes.reshape(new_sizes),
-        lambda shared, shape: reshape_blocks(shared, shape, new_sizes),
-    )
-
-
-def reshape_blocks(shared: Any, old: Sequence[int], new: Sequence[int]) -> Any:
-    """The multipliers of an array of shape ``old`` after a reshape to ``new``.
-
-    Each group of neighbouring axes has the same size before and after the reshape. A group
-    is merged into one axis, where a block is a run of entries. That axis is then split.
-    """
-    merged: list[int] = []
-    runs: list[int] = []
-    shorter: list[int] = []
-    grid: list[int] = []
-    for before, after in groups(old, new):
-        blocks = shared.shape[len(merged) : len(merged) + len(before)]
-        merged += merge(before, blocks)
-        runs.append(math.prod(merged[len(merged) - len(before) :]))
-        parts = split(math.prod(before) // runs[-1], after)
-        shorter.append(math.prod(parts))
-        grid += parts
-    return spread(spread(shared, merged).reshape(runs), shorter).reshape(grid)
-
-
-def groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Group neighbouring axes so that a reshape keeps the size of each group."""
-    olds, news = list(old), list(new)
-    while olds or news:
-        before, after = olds[:1], news[:1]
-        del olds[:1], news[:1]
-        while math.prod(before) != math.prod(after):
-            if math.prod(before) < math.prod(after):
-                before.append(olds.pop(0))
-            else:
-                after.append(news.pop(0))
-        yield before, after
-
-
-def merge(shape: Sequence[int], grid: Sequence[int]) -> list[int]:
-    """Refine a grid until its blocks are runs of entries of the merged axes."""
-    merged = list(grid)
-    for axis in reversed(range(len(shape))):
-        if grid[axis] > 1:
-            merged[:axis] = shape[:axis]
-            break
-    return merged
-
-
-def split(run: int, shape: Sequence[int]) -> list[int]:
-    """The number of blocks along each axis, if runs of ``run`` entries share a multiplier."""
-    grid = []
-    for n in reversed(shape):
-        common = math.gcd(run, n)
-        grid.append(n // common)
-        run = run // common if common == n else 1
-    return grid[::-1]
-
-
-@jaxrewrite.register("slice")
-def _(v: Coded, *, start_indices, limit_indices, strides, **params) -> Any:
-    return sliced(v, start_indices, limit_indices, strides or (1,) * v.ndim)
-
-
-@jaxrewrite.register("split")
-def _(v: Coded, *, sizes, axis, **params) -> Any:
-    starts, limits = [0] * v.ndim, list(v.shape)
-    parts = []
-    for size in sizes:
-        limits[axis] = starts[axis] + size
-        parts.append(sliced(v, tuple(starts), tuple(limits), (1,) * v.ndim))
-        starts[axis] += size
-    return NotImplemented if any(part is NotImplemented for part in parts) else parts
-
-
-def sliced(v: Coded, starts: Any, limits: Any, steps: Any) -> Any:
-    """Slice the codes, and the multipliers of the blocks that the slice meets."""
-
-    def cut(shared: Any, shape: Sequence[int]) -> Any:
-        windows = zip(shape, starts, limits, steps, strict=True)
-        for axis, (n, *window) in enumerate(windows):
-            shared = slice_blocks(shared, axis, n, *window)
-        return shared
-
-    return leafwise(v, lambda codes: lax.slice(codes, starts, limits, steps), cut)
-
-
-def slice_blocks(shared: Any, axis: int, n: int, start: int, limit: int, step: int) -> Any:
-    """The multipliers of ``start:limit:step`` along an axis of length ``n``."""
-    if shared.shape[axis] <= 1 or (start, limit, step) == (0, n, 1):
-        return shared
-    size = n // shared.shape[axis]
-    if start // size == (limit - 1) // size:
-        return lax.slice_in_dim(shared, start // size, start // size + 1, axis=axis)
-    if step > 1:
-        size = 1
-    # A slice may begin or end inside a block. Then the blocks must become smaller.
-    size = math.gcd(size, start, limit)
-    shared = spread_axis(shared, axis, n // size)
-    return lax.slice_in_dim(shared, start // size, limit // size, step, axis)
-
-
-def spread_axis(shared: Any, axis: int, blocks: int) -> Any:
-    """Repeat the entries along one axis so that there are ``blocks`` of them."""
-    return spread(shared, (*shared.shape[:axis], blocks, *shared.shape[axis + 1 :]))
-
-
-def window_of_blocks(
-    shared: Any, axis: int, n: int, size: int
-) -> tuple[Any, int, Callable[[Any], Any]]:
-    """The window of multipliers that belongs to a window of ``size`` of ``n`` entries.
-
-    Returns the multipliers to slice, the number of multipliers to take, and a function from
-    the index of the first entry to the index of the first multiplier. The index of the
-    first entry is known only when the program runs.
-    """
-    blocks = shared.shape[axis]
-    if blocks <= 1:
-        return shared, 1, jnp.zeros_like
-    if size == n or blocks == n:
-        return shared, min(size, blocks), lambda index: index
-    if size == 1:
-        return shared, 1, lambda index: index // jnp.asarray(n // blocks, index.dtype)
-    return spread_axis(shared, axis, n), size, lambda index: index
-
-
-def is_weight(shape: Sequence[int], sizes: Sequence[int], gone: Iterable[int] = ()) -> bool:
-    """Whether a window of these sizes, without some axes, is a matrix, as weights are.
-
-    Rows that are looked up in a table are activations. An axis of length one counts if the
-    array has no more there.
-    """
-    pairs = enumerate(zip(shape, sizes, strict=True))
-    there = [a for a, (n, size) in pairs if a not in gone and (size > 1 or n == 1)]
-    return len(there) > 1
-
-
-@jaxrewrite.register("dynamic_slice")
-def _(v: Coded, *starts: ArrayLike, slice_sizes, **params) -> Any:
-    if not all(slice_sizes):
-        return NotImplemented
-    starts = tuple(
-        jnp.clip(start, 0, n - size)
-        for start, n, size in zip(starts, v.shape, slice_sizes, strict=True)
-    )
-
-    def cut(shared: Any, shape: Sequence[int]) -> Any:
-        indices, sizes = [], []
-        for axis, (n, size) in enumerate(zip(shape, slice_sizes, strict=True)):
-            shared, taken, index = window_of_blocks(shared, axis, n, size)
-            sizes.append(taken)
-            indices.append(index(starts[axis]))
-        return lax.dynamic_slice(shared, indices, sizes)
-
-    window = each_leaf(v, lambda codes: lax.dynamic_slice(codes, starts, slice_sizes), cut)
-    if not is_weight(v.shape, slice_sizes):
-        return window.materialise()
-    return unless_grown(v, window)
-
-
-@jaxrewrite.register("gather")
-def _(
-    v: Coded,
-    indices: jax.Array,
-    *,
-    dimension_numbers,
-    slice_sizes,
-    mode,
-    **params,
-) -> Any:
-    """Gather codes and multipliers.
-
-    Rows of a table are activations, so they become dense. Matrices that are gathered from a
-    stack are still weights, so they stay quantised.
-    """
-    if mode == lax.GatherScatterMode.ONE_HOT or fills(mode) or 0 in slice_sizes:
-        return NotImplemented
-    numbers = dimension_numbers
-    gathered = each_leaf(
-        v,
-        lambda codes: lax.gather(codes, indices, numbers, slice_sizes, mode=mode),
-        lambda shared, shape: gather_blocks(
-            shared, shape, indices, numbers, slice_sizes, mode
-        ),
-    )
-    if (
-        takes_matrices(v.shape, numbers, slice_sizes)
-        and unless_grown(v, gathered) is not NotImplemented
-    ):
-        return gathered
-    return gathered.materialise()
+    are_weights = _TAKES_WEIGHTS[primitive.name](v.shape, **params)
+    return part if are_weights and not has_grown(v, part) else part.materialise()
 
 
 def takes_matrices(
@@ -591,7 +302,27 @@ def takes_matrices(
     numbers = dimension_numbers
     # Under `jax.vmap`, the axis along which one row is taken is still there.
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    return is_weight(shape, slice_sizes, gone)
+    return _is_weight(shape, slice_sizes, gone)
+
+
+def _is_weight(
+    shape: Sequence[int], slice_sizes: Sequence[int], gone: Container[int] = ()
+) -> bool:
+    """Whether a window of these sizes, without some axes, is a matrix, as weights are.
+
+    Rows that are looked up in a table are activations. An axis of length one counts if the
+    array has no more there.
+    """
+    pairs = enumerate(zip(shape, slice_sizes, strict=True))
+    there = [a for a, (n, size) in pairs if a not in gone and (size > 1 or n == 1)]
+    return len(there) > 1
+
+
+_TAKES_WEIGHTS: dict[str, Callable[..., bool]] = {
+    "squeeze": lambda shape, dimensions: len(shape) - len(dimensions) > 1,
+    "dynamic_slice": _is_weight,
+    "gather": takes_matrices,
+}
 
 
 # An array of one axis, such as a bias, is no larger than the activations that it is added to.
@@ -604,52 +335,24 @@ def _(x: Coded, y: ArrayLike, *, primitive, **params) -> Any:
     return primitive.bind(*jaxrewrite.materialise((x, y)), **params)
 
 
-def gather_blocks(
-    shared: Any,
-    shape: Sequence[int],
-    indices: Any,
-    numbers: lax.GatherDimensionNumbers,
-    slice_sizes: Sequence[int],
-    mode: Any,
-) -> Any:
-    """The multipliers of the result of a gather from an array of shape ``shape``."""
-    columns = {axis: indices[..., i] for i, axis in enumerate(numbers.start_index_map)}
-    same_for_all = all(shared.shape[axis] == 1 for axis in columns)
-    sizes = []
-    for axis, n in enumerate(shape):
-        if axis in numbers.operand_batching_dims:
-            shared = spread_axis(shared, axis, n)
-            sizes.append(1)
-            continue
-        shared, taken, index = window_of_blocks(shared, axis, n, slice_sizes[axis])
-        sizes.append(taken)
-        if axis in columns:
-            columns[axis] = index(columns[axis])
-    if same_for_all and not numbers.operand_batching_dims:
-        # The window has the same multipliers wherever it is, so one copy is enough.
-        window = lax.slice(shared, (0,) * len(sizes), sizes)
-        window = lax.squeeze(window, numbers.collapsed_slice_dims)
-        ndim = indices.ndim - 1 + window.ndim
-        return lax.expand_dims(window, sorted(set(range(ndim)) - set(numbers.offset_dims)))
-    starts = jnp.stack(list(columns.values()), axis=-1)
-    return lax.gather(shared, starts, numbers, tuple(sizes), mode=mode)
+def _in_one_form(vs: Sequence[Coded]) -> Sequence[Coded] | None:
+    """Arrays in the form that all of them have, ``None`` if they have it already."""
+    met = [v.among(vs) for v in vs]
+    return None if all(v is w for v, w in zip(vs, met, strict=True)) else met
 
 
 @jaxrewrite.register("concatenate")
-def _(*vs: Coded, dimension, **params) -> Any:
-    met = aligned(vs, dimension) if all(v.size for v in vs) else None
-    if met is None:
-        return NotImplemented
-    joined = jax.tree.map(lambda *parts: lax.concatenate(parts, dimension), *met)
-    return unless_grown(vs[0], joined)
+def _(*vs: Coded, primitive, **params) -> Any:
+    met = _in_one_form(vs)
+    return NotImplemented if met is None else jaxrewrite.bind(primitive, *met, **params)
 
 
-@jaxrewrite.register("stack")
-def _(*vs: Coded, axis, **params) -> Any:
-    met = aligned(vs)
+@jaxrewrite.register("select_n")
+def _(which: ArrayLike, *cases: Coded, primitive, **params) -> Any:
+    met = _in_one_form(cases)
     if met is None:
         return NotImplemented
-    return jax.tree.map(lambda *parts: jnp.stack(parts, axis), *met)
+    return jaxrewrite.bind(primitive, which, *met, **params)
 
 
 @jaxrewrite.register("unstack")
@@ -658,23 +361,6 @@ def _(v: Coded, *, axis, **params) -> Any:
         return lax.index_in_dim(x, i * x.shape[axis] // v.shape[axis], axis, keepdims=False)
 
     return [jax.tree.map(lambda x, i=i: element(x, i), v) for i in range(v.shape[axis])]
-
-
-@jaxrewrite.register("tile")
-def _(v: Coded, *, reps, **params) -> Any:
-    def repeat(shared: Any, _: Any) -> Any:
-        pairs = zip(shared.shape, reps, strict=True)
-        return jnp.tile(shared, [1 if k == 1 else times for k, times in pairs])
-
-    return leafwise(v, lambda codes: jnp.tile(codes, reps), repeat)
-
-
-@jaxrewrite.register("select_n")
-def _(which: ArrayLike, *cases: Coded, **params) -> Any:
-    met = aligned(cases) if jnp.ndim(which) == 0 else None
-    if met is None:
-        return NotImplemented
-    return jax.tree.map(lambda *leaves: lax.select_n(which, *leaves), *met)
 
 
 # --- scaling --------------------------------------------------------------------------
@@ -709,7 +395,7 @@ def rescaled(
     new = v.map_scales(
         lambda shared: op(spread(shared, finest(shared.shape, shape)), factor)
     )
-    return unless_grown(v, new)
+    return NotImplemented if has_grown(v, new) else new
 
 
 @jaxrewrite.register("convert_element_type")

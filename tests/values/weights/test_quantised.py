@@ -16,9 +16,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxrewrite
+from jaxrewrite._axes.blocks import reshape_blocks, slice_blocks, spread
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import NF4, Float8, Quantised, quantise
-from jaxrewrite.values._weights.coded import reshape_blocks, slice_blocks, spread
 
 
 def normal(*shape, seed=0, dtype="float32"):
