@@ -94,7 +94,6 @@ class Sum(LinearAlgebra, Linear):
     compiles_materialise = True
 
     outer = -40
-    axes = {"terms": "..."}
 
     terms: tuple[Any, ...]
 
@@ -121,6 +120,12 @@ class Sum(LinearAlgebra, Linear):
 
     def materialise(self) -> Any:
         return of_dense(lambda *terms: sum_of_arrays(terms), *self.terms)
+
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def unstacked(self) -> Any:
+        return self
 
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
         return sum_of([fn(term) for term in self.terms])
