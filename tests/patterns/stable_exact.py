@@ -165,7 +165,8 @@ EXACT = {
         -2 * np.tanh(x) * sech_squared(x),
     ),
     "log_one_minus_tanh_squared": lambda x: (log_sech_squared(x), -2 * np.tanh(x)),
-    "squares_subtracted": lambda x, y: ((x - y) * (x + y), 2 * x, -2 * y),
+    # A difference of equal numbers is +0.
+    "squares_subtracted": lambda x, y: ((x - y) * (x + y) + 0.0, 2 * x, -2 * y),
     "square_roots_subtracted": square_roots_subtracted,
     "reciprocals_subtracted": reciprocals_subtracted,
     "reciprocals_subtracted_from": negated(reciprocals_subtracted),

@@ -505,9 +505,9 @@ def assert_no_result_is_worse(pattern, statics, dtype, numbers, run, step):
         worse |= np.isnan(new) & ~np.isnan(old)
         if n:  # A derivative beside infinity: there is none, and the formula has none.
             worse &= ~(np.isnan(old) & np.isnan(wanted))
-        else:  # A zero that has a sign keeps it.
+        else:  # A zero that has a sign keeps it; that of a number too small is not its own.
             lost_sign = np.signbit(old) & ~np.signbit(new) & (wanted == 0)
-            worse |= (old == 0) & (new == 0) & lost_sign
+            worse |= (old == 0) & (new == 0) & lost_sign & np.signbit(wanted)
         rows = worse.reshape(len(worse), -1).any(1)
         assert not rows.any(), (n, *(x[rows][:3] for x in (*operands, old, new, wanted)))
 
