@@ -28,6 +28,7 @@ from jaxrewrite.values import (
     Units,
     UnitsError,
 )
+from jaxrewrite.values._annotations.interval import _rounding
 
 
 pytestmark = pytest.mark.usefixtures("no_leak_checks")
@@ -1483,3 +1484,28 @@ def test_powers_of_integers_have_bounds_up_to_the_last_that_does_not_wrap(
     bounds = run(lambda x: lax.integer_pow(x, 2))(Interval(jnp.int8(low), jnp.int8(high)))
     limits = jnp.iinfo(jnp.int8)
     assert (bounds.lower, bounds.upper) == (wanted or (limits.min, limits.max))
+
+
+def test_bounds_at_the_ends_of_an_integer_type_stay():
+    """The ends themselves can be converted, and what is beyond them has no bounds."""
+    for low, high, wanted in [(-128, 5, (-128, 5)), (-5, 127, (-5, 127))]:
+        ends = jnp.float32(low), jnp.float32(high)
+        found = jaxrewrite.transform(lambda x: x.astype("int8"))(Interval(*ends))
+        assert (int(found.lower), int(found.upper)) == wanted
+    beyond = jaxrewrite.transform(lambda x: x.astype("int8"))
+    for low, high in [(-129.5, 5), (-5, 128)]:
+        found = beyond(Interval(jnp.float32(low), jnp.float32(high)))
+        assert (int(found.lower), int(found.upper)) == (-128, 127)
+
+
+def test_rounding_of_a_convolution_is_that_of_its_sums():
+    """What the sums are at most is no less than any sum."""
+    x, y = jnp.ones((1, 5, 4)), jnp.arange(1.0, 17).reshape(4, 4, 1)[:, :, [0, 0, 0]]
+    numbers = jax.lax.conv_dimension_numbers(
+        x.shape, y[..., :2].shape, ("NHC", "IHO", "NHC")
+    )
+    params = {"dimension_numbers": numbers}
+    kernel = y[..., :2]
+    size, margin = _rounding(x, kernel, jax.lax.conv_general_dilated_p, params)
+    assert size == kernel.sum((0, 1)).max()
+    assert 0 < margin < 1e-3 * size
