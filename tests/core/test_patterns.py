@@ -16,6 +16,7 @@ from reference.low_rank import LowRank
 
 import jaxrewrite
 from jaxrewrite import Axis, Rules, explain, make_jaxpr, near_misses, transform
+from jaxrewrite._analyses.calls import body_of
 from jaxrewrite._analyses.same import same
 from jaxrewrite._patterns import numbering
 from jaxrewrite._patterns.numbering import Numbering
@@ -1143,3 +1144,21 @@ def test_numbers_are_no_arrays_in_a_second_match():
     rules = table((before, of_array), (before, of_number))
     fn = lambda x, y: [before(x, z) for z in (y, 0.0, y, 0.0, y)]
     assert transform(fn, rules=rules)(jnp.float32(0), jnp.float32(0)) == [1, 2, 1, 2, 1]
+
+
+def test_a_near_miss_has_two_equations_of_a_pattern():
+    rules = Rules()
+    rules.rewrite(lambda x: jnp.log(jnp.sum(jnp.exp(x))))(lambda x: x.sum())
+    two, one = (
+        lambda x: jnp.log(jnp.sum(jnp.sin(x))),
+        lambda x: jnp.log(jnp.max(jnp.exp(x))),
+    )
+    assert [miss.found for miss in near_misses(two, rules=rules)(X)] == [2]
+    assert not near_misses(one, rules=rules)(X)
+
+
+@pytest.mark.parametrize("donated", [(), (0,), (1,), (0, 1)])
+def test_a_call_with_a_donated_operand_is_not_looked_into(donated):
+    fn = jax.jit(lambda x, y: x * y, donate_argnums=donated)
+    (eqn,) = jax.make_jaxpr(fn)(1.0, 2.0).eqns
+    assert (body_of(eqn) is None) == bool(donated)

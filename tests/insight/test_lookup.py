@@ -1,5 +1,6 @@
 """`rules`, `which` and the command line."""
 
+import dataclasses
 import runpy
 import sys
 
@@ -12,6 +13,7 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 from jaxrewrite import rules, which
 from jaxrewrite.__main__ import main
+from jaxrewrite._insight.lookup import RuleList
 from jaxrewrite.values import Diagonal, FakeQuantised, Lora
 
 
@@ -251,3 +253,12 @@ def test_types_that_no_rule_answers_for_need_not_become_dense():
     assert (found.decision, found.rule.name) == ("default", "FakeQuantised.default")
     assert which("optimization_barrier", Diagonal).decision == "identity"
     assert which("fft", Diagonal).decision == "dense"
+
+
+def test_the_list_says_which_rules_have_guards():
+    (rule,) = rules("lu", Diagonal)
+    plain, guarded = (
+        str(RuleList([dataclasses.replace(rule, guarded=is_guarded)]))
+        for is_guarded in (False, True)
+    )
+    assert "Matrix (guarded)  " in guarded and "(guarded)" not in plain

@@ -29,6 +29,7 @@ from jaxrewrite.values import (
     Units,
     UnitsError,
 )
+from jaxrewrite.values._annotations.interval import _rounding
 
 
 pytestmark = pytest.mark.usefixtures("no_leak_checks")
@@ -1570,3 +1571,28 @@ def test_annotations_inside_of_another_operand_are_seen(around):
     # A barrier tells nothing of the one operand to the other.
     barrier = jaxrewrite.transform(lax.optimization_barrier, materialise="forbid")
     assert type(barrier((x, same))[1]) is type(same)
+
+
+def test_bounds_at_the_ends_of_an_integer_type_stay():
+    """The ends themselves can be converted, and what is beyond them has no bounds."""
+    for low, high, wanted in [(-128, 5, (-128, 5)), (-5, 127, (-5, 127))]:
+        ends = jnp.float32(low), jnp.float32(high)
+        found = jaxrewrite.transform(lambda x: x.astype("int8"))(Interval(*ends))
+        assert (int(found.lower), int(found.upper)) == wanted
+    beyond = jaxrewrite.transform(lambda x: x.astype("int8"))
+    for low, high in [(-129.5, 5), (-5, 128)]:
+        found = beyond(Interval(jnp.float32(low), jnp.float32(high)))
+        assert (int(found.lower), int(found.upper)) == (-128, 127)
+
+
+def test_rounding_of_a_convolution_is_that_of_its_sums():
+    """What the sums are at most is no less than any sum."""
+    x, y = jnp.ones((1, 5, 4)), jnp.arange(1.0, 17).reshape(4, 4, 1)[:, :, [0, 0, 0]]
+    numbers = jax.lax.conv_dimension_numbers(
+        x.shape, y[..., :2].shape, ("NHC", "IHO", "NHC")
+    )
+    params = {"dimension_numbers": numbers}
+    kernel = y[..., :2]
+    size, margin = _rounding(x, kernel, jax.lax.conv_general_dilated_p, params)
+    assert size == kernel.sum((0, 1)).max()
+    assert 0 < margin < 1e-3 * size

@@ -8,6 +8,7 @@ from choose import every, often
 from jax import lax
 
 import jaxrewrite
+from jaxrewrite import values
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
     BlockDiagonal,
@@ -281,3 +282,43 @@ def test_batches_of_decompositions(bulk):
     if jax.__version_info__ >= (0, 12):  # Before, the tolerance could not be an argument.
         got = forbid(fn)(LowRank(a, b), tolerances)
         assert_same(got, jnp.linalg.pinv(a @ b, rtol=tolerances) @ Y, 1e-9)
+
+
+@pytest.mark.parametrize("number", [0.0, -3.0])
+def test_singular_values_of_a_multiple_of_the_identity(number):
+    """The factors are unitary, and have derivatives, also if the number is zero."""
+    v = values.ScalarMatrix(jnp.float32(number), 2)
+    u, s, w = map(jaxrewrite.materialise, jaxrewrite.transform(jnp.linalg.svd)(v))
+    np.testing.assert_array_equal(u @ u.T, np.eye(2))
+    np.testing.assert_array_equal(u * s @ w, number * np.eye(2))
+    first = lambda c: values.ScalarMatrix(c, 2).known_svd()[0].c
+    assert jax.grad(first)(number) == 0
+
+
+@pytest.mark.parametrize(
+    "name, make",
+    [
+        (
+            "Toeplitz",
+            lambda: values.Toeplitz(jnp.array([3.0, 1.0, 2.0]), jnp.array([3.0, 5.0, 7.0])),
+        ),
+        ("Symmetric", lambda: values.Symmetric(jnp.array([[1.0, 2.0], [2.0, 5.0]]))),
+    ],
+)
+def test_sums_with_a_number(name, make):
+    v = make()
+    dense = np.asarray(v)
+    for fn in (lambda a: a + 2, lambda a: a - 2, lambda a: 2 - a):
+        got = jaxrewrite.transform(fn, materialise="forbid")(v)
+        assert type(got) is type(v)
+        np.testing.assert_array_equal(np.asarray(got), fn(dense))
+
+
+def test_products_of_different_blocks():
+    numbers = lambda *shape: jnp.arange(1.0, 1 + np.prod(shape)).reshape(shape)
+    one, other = (
+        values.BlockDiagonal(numbers(2, 3, 3)),
+        values.BlockDiagonal(numbers(3, 2, 2)),
+    )
+    product = jaxrewrite.transform(jnp.matmul)(one, other)
+    np.testing.assert_allclose(np.asarray(product), np.asarray(one) @ np.asarray(other))

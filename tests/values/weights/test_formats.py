@@ -388,3 +388,13 @@ def test_a_cast_of_small_weights_to_float16_loses_no_more_than_is_said(name, siz
     )
     error = lambda x: abs(np.asarray(x, np.float64) - np.asarray(in_half, np.float64)).max()
     assert error(of_half) <= 1.1 * error(of_single) + 1e-7 + float(abs(w).max()) / 1000
+
+
+@pytest.mark.parametrize("make", [NF4.quantise, Quantised.quantise, Float8.quantise])
+def test_a_factor_for_each_entry_makes_it_dense(make):
+    v = make(jnp.asarray(np.random.default_rng(0).normal(size=(64, 2)), "float32"))
+    c = jnp.arange(2.0, 130).reshape(64, 2)
+    for fn in (jnp.multiply, jnp.divide):
+        got = jaxrewrite.transform(fn, materialise="allow")(v, c)
+        assert not isinstance(got, jaxrewrite.Value)
+        np.testing.assert_allclose(got, fn(v.materialise(), c), rtol=1e-6)

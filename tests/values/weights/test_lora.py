@@ -511,3 +511,11 @@ def test_sharding_constraints_are_those_of_the_leaves(no_leak_checks):
         P(None, "model"),
     ) in constraints
     assert ((16, 32), P(None, "model")) in constraints
+
+
+@pytest.mark.parametrize(
+    "axes", [((0,), (2,)), ((2,), (0,)), ((0, -3), (1,)), ((0,), (1, 5))]
+)
+def test_adapt_refuses_axes_that_a_weight_has_not(axes):
+    with pytest.raises(ValueError, match=r"has shape \(3, 4\), and no axes"):
+        adapt({"w": jnp.ones((3, 4))}, lambda *_: True, 2, jax.random.key(0), axes=axes)
