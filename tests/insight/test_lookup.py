@@ -13,7 +13,8 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 from jaxrewrite import rules, which
 from jaxrewrite.__main__ import main
-from jaxrewrite._insight.lookup import RuleList
+from jaxrewrite._insight.lookup import RuleList, Which
+from jaxrewrite._insight.report import RuleInfo
 from jaxrewrite.values import Diagonal, FakeQuantised, Lora
 
 
@@ -262,3 +263,23 @@ def test_the_list_says_which_rules_have_guards():
         for is_guarded in (False, True)
     )
     assert "Matrix (guarded)  " in guarded and "(guarded)" not in plain
+
+
+def test_the_text_of_a_look_up_that_is_answered_and_of_one_that_is_not():
+    rule = RuleInfo("mine", "", 0)
+    answered = Which(
+        "neg", ("Diagonal",), "rule", rule, ((rule, "x is small"),), "", ("Pass",)
+    )
+    assert str(answered).split("\n") == [
+        "neg on (Diagonal): rule",
+        "  changed by Pass",
+        "  mine",
+        "  not mine: x is small",
+    ]
+    missing = Which("neg", ("Diagonal", "Array"), "dense", None, (), "one\ntwo")
+    assert str(missing).split("\n") == [
+        "neg on (Diagonal, Array): dense",
+        "  this rule would answer:",
+        "    one",
+        "    two",
+    ]

@@ -29,7 +29,7 @@ from jaxrewrite.values import (
     Units,
     UnitsError,
 )
-from jaxrewrite.values._annotations.interval import _rounding
+from jaxrewrite.values._annotations.interval import _is_one_large, _rounding
 
 
 pytestmark = pytest.mark.usefixtures("no_leak_checks")
@@ -1596,3 +1596,12 @@ def test_rounding_of_a_convolution_is_that_of_its_sums():
     size, margin = _rounding(x, kernel, jax.lax.conv_general_dilated_p, params)
     assert size == kernel.sum((0, 1)).max()
     assert 0 < margin < 1e-3 * size
+
+
+def test_an_interval_is_large_beside_an_array_of_a_thirtysecond_of_its_size():
+    interval = lambda n: Interval(jnp.zeros(n), jnp.ones(n))
+    for n, is_large in [(64, True), (63, False)]:
+        assert _is_one_large(interval(n), jnp.ones(2)) is is_large
+        assert _is_one_large(jnp.ones(2), interval(n)) is is_large
+    assert not _is_one_large(interval(64), interval(2))
+    assert not _is_one_large(interval(2), jnp.ones(64))
