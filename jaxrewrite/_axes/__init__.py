@@ -1,7 +1,8 @@
-"""How the leaves of a type lie in the array, and what follows from that.
+"""How the leaves of a type lie in the array, and the methods and rules that follow from this.
 
-A type says it by `ArrayValue.axes`. `declaration` reads that, `methods` gives the type what a user
-would else define, and `moves` has the rules for primitives that only move entries.
+A type declares it by `ArrayValue.axes`. `declaration` reads the declaration, `methods` gives the
+type the methods that a user would otherwise define, and `moves` has the rules for primitives that
+only move entries.
 """
 
 from . import moves as moves, several as several

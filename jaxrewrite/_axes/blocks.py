@@ -1,8 +1,8 @@
 """Leaves in blocks: arrays of which neighbouring entries of another array share an entry.
 
-Such an array has an axis for each axis of the other one. Where that has length ``n``, this has
-a length ``k`` that divides ``n``: the ``k`` blocks of ``n // k`` entries have one entry each. It
-may have more axes behind these, which all functions here leave alone.
+A leaf in blocks has an axis for each axis of the other array. For an axis of length ``n`` the leaf
+has a length ``k`` that divides ``n``: each of the ``k`` blocks of ``n // k`` entries has one entry of
+the leaf. The leaf may have more axes behind, which all functions here leave alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def spread(shared: Any, grid: Sequence[int]) -> Any:
 
 
 def spread_axis(shared: Any, axis: int, blocks: int) -> Any:
-    """Repeat the entries along one axis so that there are ``blocks`` of them."""
+    """Repeat the entries along one axis so that the axis has ``blocks`` entries."""
     return spread(shared, (*shared.shape[:axis], blocks, *shared.shape[axis + 1 :]))
 
 
@@ -86,7 +86,7 @@ def merge(shape: Sequence[int], grid: Sequence[int]) -> list[int]:
 
 
 def split(run: int, shape: Sequence[int]) -> list[int]:
-    """The number of blocks along each axis, if runs of ``run`` entries share one."""
+    """The number of blocks along each axis, if runs of ``run`` entries share an entry."""
     grid = []
     for n in reversed(shape):
         common = math.gcd(run, n)
@@ -119,8 +119,8 @@ def window_of_blocks(
     """The window of entries that belongs to a window of ``size`` of ``n`` entries.
 
     Returns the array to slice, the number of its entries to take, and a function from
-    the index of the first entry of the other array to that of the first entry of this one.
-    The index is known only when the program runs.
+    the index of the window's first entry in the other array to the index of its first entry
+    in this array. The index is known only when the program runs.
     """
     blocks = shared.shape[axis]
     if blocks <= 1:
@@ -136,14 +136,14 @@ def dynamic_slice_blocks(
     shared: Any, shape: Sequence[int], starts: Sequence[Any], sizes: Sequence[int]
 ) -> Any:
     """The entries that belong to a window whose first index is in range."""
-    indices, taken = [], []
+    indices, window = [], []
     for axis, (n, size) in enumerate(zip(shape, sizes, strict=True)):
-        shared, some, index = window_of_blocks(shared, axis, n, size)
-        taken.append(some)
+        shared, count, index = window_of_blocks(shared, axis, n, size)
+        window.append(count)
         indices.append(index(starts[axis]))
     rest = shared.shape[len(shape) :]
     indices += [jnp.zeros_like(starts[0])] * len(rest)
-    return lax.dynamic_slice(shared, indices, (*taken, *rest))
+    return lax.dynamic_slice(shared, indices, (*window, *rest))
 
 
 def gather_blocks(
@@ -156,9 +156,9 @@ def gather_blocks(
 ) -> Any:
     """The entries that belong to the result of a gather from an array of shape ``shape``."""
     rest = shared.shape[len(shape) :]
-    own_numbers = with_more_axes(numbers, jnp.ndim(indices), len(rest))
+    leaf_numbers = with_more_axes(numbers, jnp.ndim(indices), len(rest))
     if shared.shape == (*shape, *rest):
-        return lax.gather(shared, indices, own_numbers, (*slice_sizes, *rest), mode=mode)
+        return lax.gather(shared, indices, leaf_numbers, (*slice_sizes, *rest), mode=mode)
     columns = {axis: indices[..., i] for i, axis in enumerate(numbers.start_index_map)}
     same_for_all = all(shared.shape[axis] == 1 for axis in columns)
     sizes = []
@@ -167,8 +167,8 @@ def gather_blocks(
             shared = spread_axis(shared, axis, n)
             sizes.append(1)
             continue
-        shared, taken, index = window_of_blocks(shared, axis, n, slice_sizes[axis])
-        sizes.append(taken)
+        shared, count, index = window_of_blocks(shared, axis, n, slice_sizes[axis])
+        sizes.append(count)
         if axis in columns:
             columns[axis] = index(columns[axis])
     sizes += rest
@@ -177,15 +177,15 @@ def gather_blocks(
         window = lax.slice(shared, (0,) * len(sizes), sizes)
         window = lax.squeeze(window, numbers.collapsed_slice_dims)
         ndim = indices.ndim - 1 + window.ndim
-        offset = own_numbers.offset_dims
+        offset = leaf_numbers.offset_dims
         return lax.expand_dims(window, sorted(set(range(ndim)) - set(offset)))
     starts = jnp.stack(list(columns.values()), axis=-1) if columns else indices
-    return lax.gather(shared, starts, own_numbers, tuple(sizes), mode=mode)
+    return lax.gather(shared, starts, leaf_numbers, tuple(sizes), mode=mode)
 
 
 def with_more_axes(
     numbers: lax.GatherDimensionNumbers, ndim_of_indices: int, more: int
 ) -> lax.GatherDimensionNumbers:
-    """The numbers of a gather whose operand has whole axes more, behind the others."""
+    """The numbers of a gather of an operand with ``more`` axes behind, which it keeps whole."""
     ndim = len(numbers.offset_dims) + ndim_of_indices - 1
     return numbers._replace(offset_dims=(*numbers.offset_dims, *range(ndim, ndim + more)))

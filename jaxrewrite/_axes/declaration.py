@@ -22,8 +22,8 @@ BATCH = "..."
 class Term(NamedTuple):
     """An axis of a leaf: the name of an axis, and its block if the axis is in blocks.
 
-    ``is_rest`` tells axes that the array has not: those with a size in place of a name, and
-    any number of them, as in ``"*rest"``.
+    ``is_rest`` marks axes that the array has not: axes with a size in place of a name, and any
+    number of axes, as in ``"*rest"``.
     """
 
     name: str
@@ -32,14 +32,14 @@ class Term(NamedTuple):
 
 
 class Axes(NamedTuple):
-    """What a type says of its leaves.
+    """The declaration of a type, read.
 
     Attributes
     ----------
     array
         The names of the array's axes that leaves have, in order; `BATCH` for any number.
-    made
-        The names of the array's last axes, which no leaf has: the type makes them.
+    leafless
+        The names of the array's last axes, which no leaf has: the type makes these axes.
     leaves
         The axes of each field that holds arrays.
     sizes
@@ -49,7 +49,7 @@ class Axes(NamedTuple):
     """
 
     array: tuple[str, ...]
-    made: tuple[str, ...]
+    leafless: tuple[str, ...]
     leaves: Mapping[str, tuple[Term, ...]]
     sizes: Mapping[str, tuple[str, ...]]
     blocks: frozenset[str]
@@ -58,10 +58,10 @@ class Axes(NamedTuple):
     def has_batch(self) -> bool:
         return BATCH in self.array
 
-    def is_whole(self, field: str) -> bool:
-        """Whether each entry of the array has its own in this field."""
-        whole = {term.name for term in self.leaves[field] if term.block is None}
-        return whole.issuperset(self.array)
+    def is_entrywise(self, field: str) -> bool:
+        """Whether each entry of the array has an entry of its own in this field."""
+        without_blocks = {term.name for term in self.leaves[field] if term.block is None}
+        return without_blocks.issuperset(self.array)
 
 
 Fields: TypeAlias = dict[str, bool]
@@ -82,20 +82,20 @@ class Declared(Value, metaclass=abc.ABCMeta):
 
 def declaration_of(cls: type) -> Any:
     """The attribute ``axes``, if it is a declaration and no field, method or property."""
-    found = inspect.getattr_static(cls, "axes", None)
-    if found is None or "axes" in _annotated_fields(cls):
+    attribute = inspect.getattr_static(cls, "axes", None)
+    if attribute is None or "axes" in _annotated_fields(cls):
         return None
-    if isinstance(found, (Mapping, staticmethod)):
-        return found
-    if callable(found) or hasattr(found, "__get__"):
+    if isinstance(attribute, (Mapping, staticmethod)):
+        return attribute
+    if callable(attribute) or hasattr(attribute, "__get__"):
         return None
     raise _declaration_error(
-        cls, f"it is a {type(found).__name__}, but must be a dict of strings."
+        cls, f"it is a {type(attribute).__name__}, but must be a dict of strings."
     )
 
 
 def axes_of(cls: type) -> Axes | None:
-    """What a class says of its leaves, ``None`` if nothing."""
+    """The declaration of a class, read; ``None`` if the class has none."""
     if not issubclass(cls, Value):
         return None
     if "_jaxrewrite_axes" not in vars(cls):
@@ -115,7 +115,7 @@ def _read(cls: type, fields: Fields) -> Axes | None:
 
 
 def _fields_of(cls: type) -> Fields:
-    """The fields of a class, as those that annotations declare if it is no dataclass."""
+    """The fields of a class; the annotated names if the class is no dataclass."""
     fields = dataclass_fields(cls)
     return _by_name(fields) if fields else _annotated_fields(cls)
 
@@ -146,7 +146,7 @@ def _is_static(f: dataclasses.Field[Any]) -> bool:
 
 
 def read(cls: type, declared: Mapping[str, str], fields: Fields) -> Axes:
-    """Read a declaration; `TypeError` if it is none, with the class and the field."""
+    """Read a declaration; a `TypeError` names the class, and the field that is wrong."""
     for key, text in declared.items():
         if not isinstance(text, str):
             raise _declaration_error(
@@ -166,13 +166,13 @@ def read(cls: type, declared: Mapping[str, str], fields: Fields) -> Axes:
     if not keys:
         raise _declaration_error(cls, "it has no field.")
     terms = {key: _terms(cls, key, declared[key]) for key in keys}
-    whole = declared.get(SELF, declared[keys[0]])
-    array = _terms(cls, SELF if SELF in declared else keys[0], whole)
+    array_text = declared.get(SELF, declared[keys[0]])
+    array = _terms(cls, SELF if SELF in declared else keys[0], array_text)
     for term in array:
         if term.block or term.is_rest:
             raise _declaration_error(
                 cls,
-                f"the array has the axes {whole!r}, which may be names and '...' alone. Say by "
+                f"the array has the axes {array_text!r}, which may be names and '...' alone. Say by "
                 f"the key {SELF!r} which axes the array has.",
             )
     names = tuple(term.name for term in array)
@@ -187,23 +187,23 @@ def read(cls: type, declared: Mapping[str, str], fields: Fields) -> Axes:
                 term._replace(is_rest=term.name not in names) for term in terms[key]
             )
     in_fields = {term.name for of in terms.values() for term in of}
-    made = _made(cls, names, in_fields)
+    leafless = _leafless_axes(cls, names, in_fields)
     blocks = {term.block for of in leaves.values() for term in of if term.block in fields}
-    array_names = names[: len(names) - len(made)]
-    return Axes(array_names, made, leaves, sizes, frozenset(filter(None, blocks)))
+    array_names = names[: len(names) - len(leafless)]
+    return Axes(array_names, leafless, leaves, sizes, frozenset(filter(None, blocks)))
 
 
 def _terms(cls: type, key: str, text: str) -> tuple[Term, ...]:
     terms = []
     for word in text.split():
-        found = _TERM.fullmatch(word)
-        if found is None:
+        match = _TERM.fullmatch(word)
+        if match is None:
             raise _declaration_error(
                 cls,
                 f"{key!r} has {word!r}, which is none of: a name, a name in blocks such as "
                 "'i/b', '...', '.../b', '*rest', and a size.",
             )
-        name, block, rest = found.groups()
+        name, block, rest = match.groups()
         terms.append(Term(name or rest, block, rest is not None))
     for term in terms:
         alike = [other for other in terms if other.name == term.name]
@@ -239,16 +239,18 @@ def _check(cls: type, key: str, term: Term, names: Sequence[str], fields: Fields
         )
 
 
-def _made(cls: type, names: tuple[str, ...], in_fields: Iterable[str]) -> tuple[str, ...]:
-    made = [name for name in names if name not in in_fields]
-    if BATCH in made:
+def _leafless_axes(
+    cls: type, names: tuple[str, ...], in_fields: Iterable[str]
+) -> tuple[str, ...]:
+    leafless = [name for name in names if name not in in_fields]
+    if BATCH in leafless:
         raise _declaration_error(cls, "no field has '...', which the array has.")
-    if tuple(made) != names[len(names) - len(made) :]:
+    if tuple(leafless) != names[len(names) - len(leafless) :]:
         raise _declaration_error(
             cls,
-            f"no field has the axis {made[0]!r}, so that the type makes it. Such axes come last.",
+            f"no field has the axis {leafless[0]!r}, so that the type makes it. Such axes come last.",
         )
-    return tuple(made)
+    return tuple(leafless)
 
 
 def _declaration_error(cls: type, why: str) -> TypeError:
@@ -264,7 +266,7 @@ def declare(cls: type, methods: Mapping[str, Callable[..., Any]]) -> None:
     Raises
     ------
     TypeError
-        If the declaration, or one of a base, is not right for this class.
+        If the declaration, or the declaration of a base, is not right for this class.
     """
     declared = declaration_of(cls)
     if declared is None:

@@ -1,8 +1,9 @@
 """The leaves of one value, by the axes of its array.
 
-A leaf *in the grid* has an axis for each of the array's axes that leaves have, in their order:
-of length 1 where it has not the axis, and of the number of blocks where it has it in blocks.
-The axes that the array has not come last. So one function moves the entries of all leaves.
+A leaf *in the grid* has an axis for each of the array's axes that leaves have, in the order of
+the array. The length is 1 for an axis that the leaf has not, and the number of blocks for an axis
+that the leaf has in blocks. The leaf's axes that the array has not come last. So one function
+moves the entries of all leaves.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .declaration import BATCH, Axes, Term, axes_of
 class Leaves(NamedTuple):
     """The children of a value with a declaration, and the field of each."""
 
-    of: Value
+    value: Value
     axes: Axes
     fields: list[str]
     leaves: list[Any]
@@ -36,16 +37,16 @@ class Leaves(NamedTuple):
 
     def structure(self) -> PyTreeDef:
         """The structure of the value, without the sizes of axes and blocks."""
-        held = (*self.axes.sizes, *self.axes.blocks)
-        if not held:
+        size_fields = (*self.axes.sizes, *self.axes.blocks)
+        if not size_fields:
             return self.treedef
         value = tree_unflatten(self.treedef, self.leaves)
-        for field in held:
+        for field in size_fields:
             object.__setattr__(value, field, None)
         return tree_flatten(value, is_leaf=lambda x: x is not value and is_value(x))[1]
 
     def rebuilt(self, leaves: Sequence[Any], shape: Sequence[int] | None = None) -> Any:
-        """A value of these leaves, of which the array has this shape, if that has changed."""
+        """A value of these leaves; ``shape`` is the array's shape, if the shape has changed."""
         value = tree_unflatten(self.treedef, leaves)
         if shape is not None:
             for field, names in self.axes.sizes.items():
@@ -79,21 +80,22 @@ def _field(value: Value, key: Any) -> str:
 
 
 def positions(axes: Axes, ndim: int) -> dict[str, list[int]]:
-    """The axes of an array of ``ndim`` axes, without those that the type makes, by name.
+    """For each name the positions of its axes in an array of ``ndim`` axes.
 
-    ``ndim`` may be too small for the names, and then the last ones have none.
+    ``ndim`` does not count the axes that the type makes. It may be too small for the names, and
+    then the last names have no position.
     """
     batch = max(ndim - len(axes.array) + 1, 0) if axes.has_batch else 1
-    found, next_ = {}, 0
+    by_name, next_ = {}, 0
     for name in axes.array:
         count = batch if name == BATCH else 1
-        found[name] = [*range(next_, next_ + count)]
+        by_name[name] = [*range(next_, next_ + count)]
         next_ += count
-    return found
+    return by_name
 
 
 def has_rank(axes: Axes, ndim: int) -> bool:
-    """Whether arrays of the type may have so many axes, without those that the type makes."""
+    """Whether arrays of the type may have ``ndim`` axes and the axes that the type makes."""
     if axes.has_batch:
         return ndim >= len(axes.array) - 1
     return ndim == len(axes.array)
@@ -106,50 +108,50 @@ def sizes_of(axes: Axes, names: Sequence[str], shape: Sequence[int]) -> tuple[in
 
 # --- the axes of a leaf -----------------------------------------------------------------
 
-# A position in the array, and the block of the axis; or what the array has not: a number.
-Place: TypeAlias = tuple[int | None, str | None]
+# The position among the array's axes, and the block; ``None`` twice if the array has not the axis.
+LeafAxis: TypeAlias = tuple[int | None, str | None]
 
 
-def places(axes: Axes, field: str, rest: int, ndim: int) -> list[Place] | None:
-    """For each axis of a leaf where it is in the array; ``None`` if there are none such.
+def locate(axes: Axes, field: str, rest: int, ndim: int) -> list[LeafAxis] | None:
+    """The position of each axis of a leaf in the array; ``None`` if no leaf has ``rest``.
 
-    ``rest`` is the number of its axes that the array has not, and ``ndim`` that of the array's,
-    without those that the type makes.
+    ``rest`` is the number of the leaf's axes that the array has not. ``ndim`` is the number of
+    the array's axes, without the axes that the type makes.
     """
     at = positions(axes, ndim)
-    found: list[Place] = []
+    leaf_axes: list[LeafAxis] = []
     for term in axes.leaves[field]:
         if term.name.startswith("*"):
             count = rest - sum(x.is_rest for x in axes.leaves[field]) + 1
             if count < 0:
                 return None
-            found += [(None, None)] * count
+            leaf_axes += [(None, None)] * count
         elif term.is_rest:
-            found.append((None, None))
+            leaf_axes.append((None, None))
         else:
-            found += [(i, term.block) for i in at[term.name]]
-    return found if sum(i is None for i, _ in found) == rest else None
+            leaf_axes += [(i, term.block) for i in at[term.name]]
+    return leaf_axes if sum(i is None for i, _ in leaf_axes) == rest else None
 
 
-def places_in(axes: Axes, field: str, leaf: Any, ndim: int) -> list[Place] | None:
-    """`places` for a leaf; ``None`` if it does not have the axes that the type says."""
+def locate_leaf(axes: Axes, field: str, leaf: Any, ndim: int) -> list[LeafAxis] | None:
+    """`locate` for a leaf; ``None`` if the leaf has other axes than its type declares."""
     if not has_rank(axes, ndim):
         return None
     at = positions(axes, ndim)
-    own = sum(len(at[term.name]) for term in axes.leaves[field] if not term.is_rest)
-    return places(axes, field, len(shape_of(leaf)) - own, ndim)
+    count = sum(len(at[term.name]) for term in axes.leaves[field] if not term.is_rest)
+    return locate(axes, field, len(shape_of(leaf)) - count, ndim)
 
 
 def shape_of(leaf: Any) -> tuple[int, ...]:
-    """The shape of an array, a number, a value or what stands for one of them."""
+    """The shape of an array, a number, a value, or a struct in place of a leaf."""
     return tuple(leaf.shape) if hasattr(leaf, "shape") else np.shape(leaf)
 
 
 def misfit(value: Value, field: str, leaf: Any) -> str:
-    """What is wrong with a leaf that does not have the axes that the type says."""
+    """The message of the error for a leaf that has other axes than its type declares."""
     axes = axes_of(type(value))
     assert axes is not None, "the type has no declaration"
-    said = " ".join(map(_shown, axes.leaves[field]))
+    declared = " ".join(map(_shown, axes.leaves[field]))
     hint = (
         ""
         if axes.has_batch
@@ -157,7 +159,7 @@ def misfit(value: Value, field: str, leaf: Any) -> str:
         "the type means by that a batch, or make it dense before."
     )
     return (
-        f"{type(value).__name__}.axes says that {field!r} has the axes {said!r}; it has shape "
+        f"{type(value).__name__}.axes says that {field!r} has the axes {declared!r}; it has shape "
         f"{shape_of(leaf)}.{hint}"
     )
 
@@ -169,21 +171,21 @@ def _shown(term: Term) -> str:
 # --- leaves in the grid -----------------------------------------------------------------
 
 
-def to_grid(leaf: Any, where: Sequence[Place], ndim: int) -> Any:
+def to_grid(leaf: Any, where: Sequence[LeafAxis], ndim: int) -> Any:
     """A leaf in the grid of an array of ``ndim`` axes."""
-    own = [i for i, _ in where if i is not None]
-    order = [k for i in sorted(own) for k, (j, _) in enumerate(where) if j == i]
+    array_axes = [i for i, _ in where if i is not None]
+    order = [k for i in sorted(array_axes) for k, (j, _) in enumerate(where) if j == i]
     order += [k for k, (i, _) in enumerate(where) if i is None]
     if order != [*range(len(order))]:
         leaf = lax.transpose(leaf, order)
-    missing = [i for i in range(ndim) if i not in own]
+    missing = [i for i in range(ndim) if i not in array_axes]
     return lax.expand_dims(leaf, missing) if missing else leaf
 
 
 def wanted_grid(
-    grid: Sequence[int], where: Sequence[Place], shape: Sequence[int]
+    grid: Sequence[int], where: Sequence[LeafAxis], shape: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """The grid in which a leaf of an array of this shape is to be, from the one in which it is.
+    """The grid that a leaf of an array of this shape needs, from the grid that it has now.
 
     ``None`` if the leaf would have to depend on an axis that it has not.
     """
@@ -198,24 +200,27 @@ def wanted_grid(
 
 
 def from_grid(
-    leaf: Any, where: Sequence[Place], shape: Sequence[int], wanted: Sequence[int]
+    leaf: Any, where: Sequence[LeafAxis], shape: Sequence[int], wanted: Sequence[int]
 ) -> Any:
     """A leaf of an array of this shape from its grid, in the `wanted_grid`."""
     leaf = spread(leaf, wanted)
-    own = sorted(i for i, _ in where if i is not None)
-    missing = [i for i in range(len(shape)) if i not in own]
+    array_axes = sorted(i for i, _ in where if i is not None)
+    missing = [i for i in range(len(shape)) if i not in array_axes]
     if missing:
         leaf = lax.squeeze(leaf, missing)
-    rest = iter(range(len(own), len(where)))
-    order = [next(rest) if i is None else own.index(i) for i, _ in where]
+    rest = iter(range(len(array_axes), len(where)))
+    order = [next(rest) if i is None else array_axes.index(i) for i, _ in where]
     return leaf if order == [*range(len(order))] else lax.transpose(leaf, order)
 
 
 def _blocks(n: int, k: int, block: str | None) -> int | None:
-    """In how many blocks a leaf is to have an axis that it has in ``k``; ``None`` if it can't."""
-    if block is None:  # Each entry has its own.
+    """The number of blocks that a leaf needs along an axis of length ``n``, where it has ``k``.
+
+    ``None`` if blocks of the declared size do not divide the axis, or can't be had from ``k``.
+    """
+    if block is None:  # Each entry of the array has an entry of its own.
         return n
     if not block.isdigit():
         return k
-    whole = -(-n // int(block))
-    return whole if whole % max(k, 1) == 0 and n % max(whole, 1) == 0 else None
+    count = -(-n // int(block))
+    return count if count % max(k, 1) == 0 and n % max(count, 1) == 0 else None

@@ -1,6 +1,6 @@
 """The methods of a type that follow from its declaration.
 
-They are those that a type may define by hand: see `Value`.
+A type may also define these methods by hand: see `Value`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .._core.value import Value, is_value
 from .._staging.transform import transform
 from .blocks import spread_axis
 from .declaration import BATCH, Axes, axes_of
-from .layout import Leaves, leaves_of, misfit, places_in, positions, shape_of
+from .layout import Leaves, leaves_of, locate_leaf, misfit, positions, shape_of
 
 
 def stacked(self: Any, size: int) -> Any:
@@ -28,8 +28,8 @@ def unstacked(self: Any) -> Any:
     axes = axes_of(type(self))
     if axes is None or not takes_batch(axes):
         return NotImplemented
-    found = leaves_of(self)
-    for field, leaf in zip(found.fields, found.leaves, strict=True):
+    children = leaves_of(self)
+    for field, leaf in zip(children.fields, children.leaves, strict=True):
         named = sum(x.name != BATCH and x.name[0] != "*" for x in axes.leaves[field])
         if len(leaf.shape) < named:
             return NotImplemented
@@ -42,7 +42,7 @@ def sliceable(self: Any) -> Any:
     if axes is None or not takes_batch(axes) or not has_batch_axis(self, axes):
         return self
     length = self.shape[0]
-    found = leaves_of(self)
+    children = leaves_of(self)
 
     def spread(leaf: Any, block: str | None) -> Any:
         has_fixed_blocks = block is not None and (block.isdigit() or block in axes.blocks)
@@ -50,27 +50,27 @@ def sliceable(self: Any) -> Any:
             return leaf
         return on_leaf(lambda leaf: spread_axis(leaf, 0, length), leaf)
 
-    pairs = zip(found.fields, found.leaves, strict=True)
-    return found.rebuilt([spread(leaf, axes.leaves[f][0].block) for f, leaf in pairs])
+    pairs = zip(children.fields, children.leaves, strict=True)
+    return children.rebuilt([spread(leaf, axes.leaves[f][0].block) for f, leaf in pairs])
 
 
 def leaf_specs(self: Any, spec: Any) -> Any:
     """Split the leaves as the array is split; do not split what an axis shares."""
     if axes_of(type(self)) is None:
         return NotImplemented
-    found = leaves_of(self)
-    axes, shape = found.axes, self.shape
+    children = leaves_of(self)
+    axes, shape = children.axes, self.shape
     names = (*spec, *[None] * (len(shape) - len(spec)))
-    ndim = len(shape) - len(axes.made)
+    ndim = len(shape) - len(axes.leafless)
     if any(name is not None for name in (*names[ndim:], *_of_sizes(axes, names, ndim))):
         return NotImplemented  # A shard has metadata of its own.
     specs = []
-    for _, leaf, where in located(found, ndim):
+    for _, leaf, where in located(children, ndim):
         sizes = zip(where, shape_of(leaf), strict=True)
         is_split = lambda i, block, k: i is not None and (block is None or k > 1)
         split = (names[i] if is_split(i, block, k) else None for (i, block), k in sizes)
         specs.append(type(spec)(*split))
-    return found.rebuilt(specs)
+    return children.rebuilt(specs)
 
 
 METHODS = {f.__name__: f for f in (stacked, unstacked, sliceable, leaf_specs)}
@@ -81,16 +81,16 @@ def on_leaf(fn: Any, leaf: Any, *others: Any) -> Any:
     return (transform(fn) if is_value(leaf) else fn)(leaf, *others)
 
 
-def located(found: Leaves, ndim: int) -> Iterator[tuple[str, Any, Any]]:
-    """Each field with its leaf, and where the axes of that are in the array.
+def located(children: Leaves, ndim: int) -> Iterator[tuple[str, Any, Any]]:
+    """Each field with its leaf, and the positions of the leaf's axes in the array.
 
-    ``ndim`` is the number of the array's axes without those that the type makes. Raises
+    ``ndim`` is the number of the array's axes without the axes that the type makes. Raises
     `TypeError` if a leaf does not have the axes that its type says.
     """
-    for field, leaf in zip(found.fields, found.leaves, strict=True):
-        where = places_in(found.axes, field, leaf, ndim)
+    for field, leaf in zip(children.fields, children.leaves, strict=True):
+        where = locate_leaf(children.axes, field, leaf, ndim)
         if where is None:
-            raise TypeError(misfit(found.of, field, leaf))
+            raise TypeError(misfit(children.value, field, leaf))
         yield field, leaf, where
 
 
@@ -103,7 +103,7 @@ def check_rank(value: Any) -> None:
 
 def has_batch_axis(value: Value, axes: Axes) -> bool:
     """Whether the array's first axis is one of those that may be any number."""
-    ndim = len(value.shape) - len(axes.made)  # type: ignore[attr-defined]
+    ndim = len(value.shape) - len(axes.leafless)  # type: ignore[attr-defined]
     return bool(positions(axes, ndim)[BATCH])
 
 
@@ -121,19 +121,19 @@ def _with_batch(value: Any, change: Any) -> Any:
     holding = {field: names for field, names in axes.sizes.items() if BATCH in names}
     if not holding:
         return value
-    found = leaves_of(value)
-    new = found.rebuilt(found.leaves)
+    children = leaves_of(value)
+    new = children.rebuilt(children.leaves)
     for field, names in holding.items():
         sizes, named = getattr(value, field), len(names) - 1
         at = names.index(BATCH)
         stop = len(sizes) - (named - at)
-        whole = (*sizes[:at], *change(sizes[at:stop]), *sizes[stop:])
-        object.__setattr__(new, field, whole)
+        all_sizes = (*sizes[:at], *change(sizes[at:stop]), *sizes[stop:])
+        object.__setattr__(new, field, all_sizes)
     return new
 
 
 def _of_sizes(axes: Axes, names: Any, ndim: int) -> list[Any]:
     """What an axis is split over, for the axes whose sizes are in static fields."""
     at = positions(axes, ndim)
-    held = {name for of in axes.sizes.values() for name in of}
-    return [names[i] for name in held for i in at[name]]
+    sized_axes = {name for of in axes.sizes.values() for name in of}
+    return [names[i] for name in sized_axes for i in at[name]]

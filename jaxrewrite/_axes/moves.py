@@ -1,9 +1,9 @@
 """The rules of types with a declaration, for primitives that only move entries.
 
-The entries of a leaf move with those of the array that they belong to. These rules come after
-all others. A move declines where the type can't say the result: where an axis that a leaf has not
-would have to be one of its own, where the type makes an axis that is cut or moved, or where a
-leaf would become no smaller than the dense array.
+The entries of a leaf move with the entries of the array that they belong to. These rules come
+after all others. A move declines where the type can't say the result: where an axis that a leaf has
+not would have to become an axis of the leaf, where the type makes an axis that is cut or moved, or
+where a leaf would become no smaller than the dense array.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from .blocks import (
 )
 from .declaration import Declared
 from .layout import (
+    LeafAxis,
     Leaves,
-    Place,
     from_grid,
     has_rank,
     leaves_of,
-    places,
+    locate,
     to_grid,
     wanted_grid,
 )
@@ -49,7 +49,7 @@ Shape = tuple[int, ...]
 Shapes = Sequence[Shape]
 Params = Mapping[str, Any]
 
-# The rules of users and those of the ready types come before.
+# The rules of users and of the ready types come before.
 LAST = -1000
 
 
@@ -66,7 +66,7 @@ class Move(NamedTuple):
         The shape of the result, for a shape, the shapes of the indices, and parameters.
     of_leaf
         Moves a leaf in the grid: for the leaf, the shape of the array, whether each entry of the
-        array has its own in this leaf, indices, and parameters.
+        array has an entry of its own in this leaf, indices, and parameters.
     """
 
     of_batch: Callable[[Shape, int, Shapes, Params], Params | None]
@@ -80,7 +80,7 @@ def _rest(x: Any, shape: Shape) -> range:
 
 
 def _is_fine(x: Any, shape: Shape) -> bool:
-    """Whether each entry of the array has its own in a leaf in the grid."""
+    """Whether each entry of the array has an entry of its own in a leaf in the grid."""
     return tuple(x.shape[: len(shape)]) == shape
 
 
@@ -96,7 +96,7 @@ def _transpose_batch(
     return {"permutation": permutation[:first]}
 
 
-def _transpose(x: Any, shape: Shape, is_whole: bool, *, permutation: Any) -> Any:
+def _transpose(x: Any, shape: Shape, is_entrywise: bool, *, permutation: Any) -> Any:
     return lax.transpose(x, (*permutation, *_rest(x, shape)))
 
 
@@ -109,21 +109,21 @@ def _dimensions_of_batch(
 def _broadcast_batch(
     shape: Shape, last: int, indices: Shapes, params: Params
 ) -> Params | None:
-    new, places = tuple(params["shape"]), tuple(params["broadcast_dimensions"])
+    new, dimensions = tuple(params["shape"]), tuple(params["broadcast_dimensions"])
     before, after = len(shape) - last, len(new) - last
-    stay = places[before:] == tuple(range(after, len(new)))
+    stay = dimensions[before:] == tuple(range(after, len(new)))
     if not stay or new[after:] != shape[before:]:
         return None
-    return {"shape": new[:after], "broadcast_dimensions": places[:before]}
+    return {"shape": new[:after], "broadcast_dimensions": dimensions[:before]}
 
 
 def _broadcast(
-    x: Any, old: Shape, is_whole: bool, *, shape: Any, broadcast_dimensions: Any
+    x: Any, old: Shape, is_entrywise: bool, *, shape: Any, broadcast_dimensions: Any
 ) -> Any:
     rest = [x.shape[i] for i in _rest(x, old)]
-    if is_whole:
-        places = (*broadcast_dimensions, *range(len(shape), len(shape) + len(rest)))
-        return lax.broadcast_in_dim(x, (*shape, *rest), places)
+    if is_entrywise:
+        dimensions = (*broadcast_dimensions, *range(len(shape), len(shape) + len(rest)))
+        return lax.broadcast_in_dim(x, (*shape, *rest), dimensions)
     kept = dict(zip(broadcast_dimensions, x.shape, strict=False))
     return x.reshape([kept.get(axis, 1) for axis in range(len(shape))] + rest)
 
@@ -138,7 +138,7 @@ def _reshape_batch(
     return {"new_sizes": batch} if math.prod(batch) == math.prod(shape[:kept]) else None
 
 
-def _reshape(x: Any, shape: Shape, is_whole: bool, *, new_sizes: Any) -> Any:
+def _reshape(x: Any, shape: Shape, is_entrywise: bool, *, new_sizes: Any) -> Any:
     if _is_fine(x, shape):
         return x.reshape([*new_sizes, *(x.shape[i] for i in _rest(x, shape))])
     return reshape_blocks(x, shape, new_sizes)
@@ -167,7 +167,7 @@ def _sliced_shape(shape: Shape, indices: Any, params: Params) -> list[int]:
     return [len(range(*window)) for window in windows]
 
 
-def _slice(x: Any, shape: Shape, is_whole: bool, **params: Any) -> Any:
+def _slice(x: Any, shape: Shape, is_entrywise: bool, **params: Any) -> Any:
     starts, limits = params["start_indices"], params["limit_indices"]
     steps = _strides(shape, params)
     if _is_fine(x, shape):
@@ -187,7 +187,7 @@ def _dynamic_slice_batch(
 
 
 def _dynamic_slice(
-    x: Any, shape: Shape, is_whole: bool, *starts: Any, slice_sizes: Any
+    x: Any, shape: Shape, is_entrywise: bool, *starts: Any, slice_sizes: Any
 ) -> Any:
     bounds = zip(starts, shape, slice_sizes, strict=False)
     in_range = [jnp.clip(start, 0, n - size) for start, n, size in bounds]
@@ -208,8 +208,8 @@ def _gather_batch(
     stay = len(offset) - last
     if offset[stay:] != tuple(range(ndim - last, ndim)):
         return None
-    own = numbers._replace(offset_dims=offset[:stay])
-    return {**params, "dimension_numbers": own, "slice_sizes": sizes[:k]}
+    batch_numbers = numbers._replace(offset_dims=offset[:stay])
+    return {**params, "dimension_numbers": batch_numbers, "slice_sizes": sizes[:k]}
 
 
 def _gathered_shape(shape: Shape, indices: Shapes, params: Params) -> list[int]:
@@ -222,7 +222,7 @@ def _gathered_shape(shape: Shape, indices: Shapes, params: Params) -> list[int]:
     return [windows[i] if i in windows else next(others) for i in range(ndim)]
 
 
-def _gather(x: Any, shape: Shape, is_whole: bool, indices: Any, **params: Any) -> Any:
+def _gather(x: Any, shape: Shape, is_entrywise: bool, indices: Any, **params: Any) -> Any:
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     return gather_blocks(x, shape, indices, numbers, sizes, params["mode"])
 
@@ -236,12 +236,12 @@ MOVES: dict[str, Move] = {
     "rev": Move(
         _dimensions_of_batch,
         lambda shape, *_: shape,
-        lambda x, shape, is_whole, *, dimensions: lax.rev(x, dimensions),
+        lambda x, shape, is_entrywise, *, dimensions: lax.rev(x, dimensions),
     ),
     "squeeze": Move(
         _dimensions_of_batch,
         lambda shape, _, p: [n for i, n in enumerate(shape) if i not in p["dimensions"]],
-        lambda x, shape, is_whole, *, dimensions: lax.squeeze(x, dimensions),
+        lambda x, shape, is_entrywise, *, dimensions: lax.squeeze(x, dimensions),
     ),
     "broadcast_in_dim": Move(_broadcast_batch, lambda *x: x[-1]["shape"], _broadcast),
     "reshape": Move(_reshape_batch, lambda *x: x[-1]["new_sizes"], _reshape),
@@ -295,18 +295,18 @@ def in_range(
 
 
 def filled(gather: Callable[..., Any], v: Any, indices: Any, **params: Any) -> Any:
-    """A gather that fills in a number, by one at indices in range. The result is dense.
+    """A gather that fills in a number, by a gather at indices in range. The result is dense.
 
-    What is filled into a leaf would meet the derivatives of the other leaves: a product of zero
+    A number filled into a leaf would meet the derivatives of the other leaves: a product of zero
     and NaN is NaN. ``gather`` takes the value, the indices and parameters.
     """
     clipped = {"mode": lax.GatherScatterMode.CLIP, "fill_value": None}
-    found = gather(v, indices, **(params | clipped))
-    if found is NotImplemented:
+    gathered = gather(v, indices, **(params | clipped))
+    if gathered is NotImplemented:
         return NotImplemented
-    found = materialise(found)
+    gathered = materialise(gathered)
     inside = in_range(v.shape, indices, params["dimension_numbers"], params["slice_sizes"])
-    return jnp.where(inside, found, lax.full((), params["fill_value"], found.dtype))
+    return jnp.where(inside, gathered, lax.full((), params["fill_value"], gathered.dtype))
 
 
 # --- rules ------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def filled(gather: Callable[..., Any], v: Any, indices: Any, **params: Any) -> A
 
 @register(*MOVES, precedence=LAST)
 def by_axes(v: Declared, *indices: ArrayLike, primitive: Any, **params: Any) -> Any:
-    """Move the entries of each leaf as those of the array move."""
+    """Move the entries of each leaf as the entries of the array move."""
     move = functools.partial(moved, primitive.name)
     if primitive.name == "gather" and fills(params["mode"]):
         return filled(move, v, *indices, **params)
@@ -326,30 +326,32 @@ def moved(name: str, v: Any, *indices: Any, may_grow: bool = False, **params: An
 
     ``may_grow`` allows leaves that become no smaller than the dense array.
     """
-    found, shape = leaves_of(v), tuple(v.shape)
-    axes, last = found.axes, len(found.axes.made)
+    children, shape = leaves_of(v), tuple(v.shape)
+    axes, last = children.axes, len(children.axes.leafless)
     indices = tuple(map(_in_wide_integers, indices))
     shapes = [jnp.shape(index) for index in indices]
-    is_any = 0 not in shape or all(map(axes.is_whole, axes.leaves))
+    is_any = 0 not in shape or all(map(axes.is_entrywise, axes.leaves))
     wanted = _wanted(name, params, is_any)
     if wanted is not None and last:
         wanted = MOVES[name].of_batch(shape, last, shapes, wanted)
     if wanted is None:
         return NotImplemented
-    own, move, batch = dict(wanted), MOVES[name], shape[: len(shape) - last]
-    new = tuple(move.shape(batch, shapes, own))
+    batch_params, move, batch = dict(wanted), MOVES[name], shape[: len(shape) - last]
+    new = tuple(move.shape(batch, shapes, batch_params))
     if not has_rank(axes, len(new)):
         return NotImplemented
 
-    def in_new_grid(field: str, leaf: Any, where: Sequence[Place]) -> Any:
+    def in_new_grid(field: str, leaf: Any, where: Sequence[LeafAxis]) -> Any:
         def fn(leaf: Any, *indices: Any) -> Any:
             in_grid = to_grid(leaf, where, len(batch))
-            return move.of_leaf(in_grid, batch, axes.is_whole(field), *indices, **own)
+            return move.of_leaf(
+                in_grid, batch, axes.is_entrywise(field), *indices, **batch_params
+            )
 
         return on_leaf(fn, leaf, *indices)
 
-    grids = [in_new_grid(*each) for each in located(found, len(batch))]
-    return from_grids(found, grids, new, shape[len(batch) :], may_grow)
+    grids = [in_new_grid(*each) for each in located(children, len(batch))]
+    return from_grids(children, grids, new, shape[len(batch) :], may_grow)
 
 
 # Indices are compared with lengths, and divided by the lengths of blocks.
@@ -360,17 +362,21 @@ def _in_wide_integers(index: Any) -> Any:
 
 
 def from_grids(
-    found: Leaves, grids: Sequence[Any], batch: Shape, made: Shape, may_grow: bool = False
+    children: Leaves,
+    grids: Sequence[Any],
+    batch: Shape,
+    leafless: Shape,
+    may_grow: bool = False,
 ) -> Any:
     """The value of leaves in the grid of an array, or ``NotImplemented``.
 
-    The array has the axes ``batch``, and behind them those that the type makes.
+    The array has the axes ``batch``, and behind them the axes that the type makes, ``leafless``.
     """
-    axes = found.axes
+    axes = children.axes
     leaves: list[Any] = []
     blocks: dict[str, set[int]] = {name: set() for name in axes.blocks}
-    for field, grid in zip(found.fields, grids, strict=True):
-        where = places(axes, field, len(grid.shape) - len(batch), len(batch))
+    for field, grid in zip(children.fields, grids, strict=True):
+        where = locate(axes, field, len(grid.shape) - len(batch), len(batch))
         wanted = None if where is None else wanted_grid(grid.shape, where, batch)
         if where is None or wanted is None:
             return NotImplemented
@@ -381,25 +387,25 @@ def from_grids(
                 blocks[block].add(batch[i] // max(wanted[i], 1))
     if any(len(sizes) > 1 for sizes in blocks.values()):
         return NotImplemented
-    value = found.rebuilt(leaves, batch)
+    value = children.rebuilt(leaves, batch)
     for name, sizes in blocks.items():
         for size in sizes:
             object.__setattr__(value, name, size)
-    is_too_large = not may_grow and has_grown(found.of, value, (*batch, *made))
+    is_too_large = not may_grow and has_grown(children.value, value, (*batch, *leafless))
     return NotImplemented if is_too_large else value
 
 
 def has_grown(old: Any, new: Any, shape: Shape | None = None) -> bool:
     """Whether a leaf has become no smaller than the dense array, and was smaller before.
 
-    Leaves in which each entry of the array has its own are as large always. ``shape`` is that of
-    the new array.
+    A leaf with an entry for each entry of the array is always as large. ``shape`` is the shape
+    of the new array.
     """
     before, after = leaves_of(old), leaves_of(new)
     size = math.prod(old.shape)
     most = math.prod(new.shape if shape is None else shape)
     for field, x, y in zip(before.fields, before.leaves, after.leaves, strict=True):
-        may_grow = before.axes.is_whole(field) or field in old._may_grow
+        may_grow = before.axes.is_entrywise(field) or field in old._may_grow
         if not may_grow and x.size < min(size, y.size) and y.size >= most:
             return True
     return False
@@ -411,23 +417,23 @@ def has_grown(old: Any, new: Any, shape: Shape | None = None) -> bool:
 @register("select_n", precedence=LAST)
 def select_by_axes(which: ArrayLike, *cases: Declared, **params: Any) -> Any:
     """Choose each leaf, by one truth value or number."""
-    met = aligned(cases) if jnp.ndim(which) == 0 else None
-    if met is None:
+    in_one_structure = aligned(cases) if jnp.ndim(which) == 0 else None
+    if in_one_structure is None:
         return NotImplemented
     choose = lambda *leaves: lax.select_n(which, *leaves)
-    return jax.tree.map(choose, *met)
+    return jax.tree.map(choose, *in_one_structure)
 
 
 @register("concatenate", precedence=LAST)
 def concatenate_by_axes(*vs: Declared, dimension: int, **params: Any) -> Any:
     """Join each leaf."""
-    found = in_grids(vs, dimension)
-    if found is None:
+    in_one_grid = in_grids(vs, dimension)
+    if in_one_grid is None:
         return NotImplemented
-    first, columns = found
+    first, columns = in_one_grid
     shapes = [aval_of(v).shape for v in vs]
     shape = list(shapes[0])
-    count = len(shape) - len(first.axes.made)
+    count = len(shape) - len(first.axes.leafless)
     shape[dimension] = sum(of[dimension] for of in shapes)
     join = transform(lambda *parts: lax.concatenate(parts, dimension))
     joined = [join(*column) for column in columns]
@@ -436,16 +442,16 @@ def concatenate_by_axes(*vs: Declared, dimension: int, **params: Any) -> Any:
 
 def aligned(values: Sequence[Any]) -> list[Any] | None:
     """The same arrays in one structure; ``None`` if they have none in common."""
-    found = in_grids(values)
-    if found is None:
+    in_one_grid = in_grids(values)
+    if in_one_grid is None:
         return None
-    first, columns = found
-    shape, count = tuple(values[0].shape), len(values[0].shape) - len(first.axes.made)
+    first, columns = in_one_grid
+    shape, count = tuple(values[0].shape), len(values[0].shape) - len(first.axes.leafless)
     rows = zip(*columns, strict=True)
-    met = [
+    results = [
         from_grids(first, row, shape[:count], shape[count:], may_grow=True) for row in rows
     ]
-    return None if any(v is NotImplemented for v in met) else met
+    return None if any(v is NotImplemented for v in results) else results
 
 
 def in_grids(
@@ -457,16 +463,16 @@ def in_grids(
     """
     if len({type(v) for v in values}) > 1:
         return None
-    found = [leaves_of(v) for v in values]
-    first = found[0]
-    ndim = len(values[0].shape) - len(first.axes.made)
+    children = [leaves_of(v) for v in values]
+    first = children[0]
+    ndim = len(values[0].shape) - len(first.axes.leafless)
     if axis is not None and (axis >= ndim or any(0 in v.shape for v in values)):
         return None
-    if not all(same_treedef(of.structure(), first.structure()) for of in found):
+    if not all(same_treedef(of.structure(), first.structure()) for of in children):
         return None
     grids = [
         [on_leaf(lambda x, w=where: to_grid(x, w, ndim), leaf) for _, leaf, where in of]
-        for of in (located(each, ndim) for each in found)
+        for of in (located(each, ndim) for each in children)
     ]
     columns = []
     for column in zip(*grids, strict=True):
@@ -485,6 +491,6 @@ def _alike(values: Any, column: Sequence[Any], ndim: int, axis: int | None) -> l
         size = math.gcd(*(n // x.shape[axis] for n, x in zip(lengths, column, strict=True)))
     spreads = []
     for n, x in zip(lengths, column, strict=True):
-        own = grid if axis is None else (*grid[:axis], n // size, *grid[axis + 1 :])
-        spreads.append(on_leaf(lambda x, own=own: spread(x, own), x))
+        blocks = grid if axis is None else (*grid[:axis], n // size, *grid[axis + 1 :])
+        spreads.append(on_leaf(lambda x, blocks=blocks: spread(x, blocks), x))
     return spreads

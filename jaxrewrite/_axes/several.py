@@ -1,4 +1,4 @@
-"""Primitives that move entries of several slices or arrays, by the primitives for one."""
+"""Primitives for several slices or arrays, by the primitives for one slice or array."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def unstack(v: Any, *, axis: int) -> Any:
 
 @register("tile", precedence=LAST, types=(Declared,))
 def tile(v: Any, *, reps: Sequence[int]) -> Any:
-    each = tuple(n for pair in zip(reps, v.shape, strict=True) for n in pair)
+    interleaved = tuple(n for pair in zip(reps, v.shape, strict=True) for n in pair)
     repeated = bind(
         lax.broadcast_in_dim_p,
         v,
-        shape=each,
-        broadcast_dimensions=tuple(range(1, len(each), 2)),
+        shape=interleaved,
+        broadcast_dimensions=tuple(range(1, len(interleaved), 2)),
         sharding=None,
     )
     return bind(
@@ -60,14 +60,14 @@ def tile(v: Any, *, reps: Sequence[int]) -> Any:
 
 def stack(*vs: Any, axis: int) -> Any:
     shape = vs[0].shape
-    one = lambda v: bind(
+    with_axis = lambda v: bind(
         lax.broadcast_in_dim_p,
         v,
         shape=(*shape[:axis], 1, *shape[axis:]),
         broadcast_dimensions=tuple(i + (i >= axis) for i in range(len(shape))),
         sharding=None,
     )
-    return bind(lax.concatenate_p, *map(one, vs), dimension=axis)
+    return bind(lax.concatenate_p, *map(with_axis, vs), dimension=axis)
 
 
 @register("stack", precedence=LAST)

@@ -28,16 +28,16 @@ def check_axes(value: Any) -> str | None:
     if cls.materialise is Value.materialise:
         return "it is never dense"
     dense = jaxrewrite.materialise(value)
-    for what, name, params in _moves(value, axes):
+    for description, name, params in _moves(value, axes):
         got = moved(name, value, **params)
         if got is NotImplemented:
             continue
         want = getattr(lax, f"{name}_p").bind(dense, **params)
-        told = difference(jaxrewrite.materialise(got), want, None)
-        if told is not None:
+        message = difference(jaxrewrite.materialise(got), want, None)
+        if message is not None:
             raise AssertionError(
-                f"{cls.__name__}.axes says where the entries of leaves belong, but {what} of "
-                f"all leaves makes another array: {told}"
+                f"{cls.__name__}.axes says where the entries of leaves belong, but {description} of "
+                f"all leaves makes another array: {message}"
             )
     if takes_batch(axes):
         _check_batch(value)
@@ -46,7 +46,7 @@ def check_axes(value: Any) -> str | None:
 
 def _check_sizes(value: Any, axes: Axes) -> None:
     name, shape = type(value).__name__, value.shape
-    batch = shape[: len(shape) - len(axes.made)]
+    batch = shape[: len(shape) - len(axes.leafless)]
     for field, leaf, where in located(leaves_of(value), len(batch)):
         for k, (i, block) in zip(leaf.shape, where, strict=True):
             if i is None:
@@ -54,17 +54,17 @@ def _check_sizes(value: Any, axes: Axes) -> None:
             n, size = shape[i], _size_of_block(value, axes, block)
             fits = k * size == n if size else k > 0 and n % k == 0 or n == k
             if not fits:
-                said = "" if block is None else f" in blocks of {size or block}"
+                in_blocks = "" if block is None else f" in blocks of {size or block}"
                 raise AssertionError(
                     f"{name}.axes says that {field!r}, of shape {leaf.shape}, has axis {i} of "
-                    f"the array, of shape {shape},{said} where it has length {k}"
+                    f"the array, of shape {shape},{in_blocks} where it has length {k}"
                 )
     for field, names in axes.sizes.items():
-        held, want = getattr(value, field), sizes_of(axes, names, batch)
-        if (held if isinstance(held, tuple) else (held,)) != want:
+        stored, want = getattr(value, field), sizes_of(axes, names, batch)
+        if (stored if isinstance(stored, tuple) else (stored,)) != want:
             raise AssertionError(
                 f"{name}.axes says that {field!r} holds the sizes of {' '.join(names)}, which "
-                f"are {want}; it is {held!r}"
+                f"are {want}; it is {stored!r}"
             )
 
 
@@ -79,14 +79,14 @@ def _size_of_block(value: Any, axes: Axes, block: str | None) -> int | None:
 
 def _moves(value: Any, axes: Axes) -> Iterator[tuple[str, str, dict[str, Any]]]:
     shape = value.shape
-    for axis in range(len(shape) - len(axes.made)):
+    for axis in range(len(shape) - len(axes.leafless)):
         yield f"the reverse along axis {axis}", "rev", {"dimensions": (axis,)}
         if shape[axis] > 1:
             starts, limits = [0] * len(shape), list(shape)
             starts[axis], limits[axis] = 1, shape[axis]
             window = {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
             yield f"a slice along axis {axis}", "slice", {**window, "strides": None}
-    moving = len(shape) - len(axes.made)
+    moving = len(shape) - len(axes.leafless)
     order = (*reversed(range(moving)), *range(moving, len(shape)))
     yield "the transpose", "transpose", {"permutation": order}
 
@@ -94,9 +94,9 @@ def _moves(value: Any, axes: Axes) -> Iterator[tuple[str, str, dict[str, Any]]]:
 def _check_batch(value: Any) -> None:
     want = jnp.stack(jaxrewrite.materialise([value, neighbour(value)]))
     got = jaxrewrite.materialise(stacked_leaves(value))
-    told = difference(got, want, None)
-    if told is not None:
+    message = difference(got, want, None)
+    if message is not None:
         raise AssertionError(
             f"{type(value).__name__}.axes begins with '...', but with one more axis in front of "
-            f"each leaf it is no batch: {told}"
+            f"each leaf it is no batch: {message}"
         )
