@@ -262,7 +262,7 @@ class Value(PyTree):
         """Return ``size`` values of this structure as one stacked value.
 
         It is called where a program stacks values, as a scan does with its ys. A type that
-        declares the axes of its leaves (`ArrayValue.axes`) has this method from that, as it has
+        declares the axes of its leaves (``ArrayValue.axes``) has this method from that, as it has
         `unstacked`, `sliceable` and `leaf_specs`.
 
         Parameters
