@@ -11,6 +11,7 @@ and primitives that NumPy has not.
 """
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -49,18 +50,25 @@ _ONE_BY_ONE = {
     *("eq_to", "le_to", "lt_to"),
 }
 
-_installed = True
+# How many parts of the tests want XLA at the moment, in all threads.
+_compiling = 0
+_counting = threading.Lock()
 
 
 @contextlib.contextmanager
 def compiled():
     """XLA runs everything meanwhile."""
-    global _installed
-    before, _installed = _installed, False
+    _count(1)
     try:
         yield
     finally:
-        _installed = before
+        _count(-1)
+
+
+def _count(change: int) -> None:
+    global _compiling
+    with _counting:
+        _compiling += change
 
 
 def install() -> None:
@@ -222,7 +230,7 @@ def _n_equations(jaxpr: Any, turns: bool) -> int:
 
 def _is_known(name: str, params: Any) -> bool:
     return (
-        _installed
+        not _compiling
         and name in numpy_run.TABLE
         and name not in _LEFT_TO_XLA
         and _is_anywhere(params.get("sharding"))
@@ -238,7 +246,7 @@ def _is_anywhere(sharding: Any) -> bool:
 
 def _is_placed_by_jax(params: Any) -> bool:
     return (
-        _installed
+        not _compiling
         and not any(params["donated_invars"])
         and all(
             isinstance(x, UnspecifiedValue)

@@ -1,5 +1,7 @@
 """Which programs of the tests NumPy runs, and which of them JAX lowers."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,3 +52,21 @@ def test_what_jax_runs_by_itself_is_within_programs_of_numpy(seen):
     before = len(seen["compiled"])
     jax.jit(lambda x: jnp.linalg.eigh(x)[0] * 2)(x)
     assert len(seen["compiled"]) == before <= 1
+
+
+def test_threads_leave_numpy_in_charge(seen):
+    """Each turns it off for the operations that XLA runs, and on again."""
+    threads, both = [], threading.Barrier(2)
+
+    def off():
+        with numpy_backend.compiled():
+            both.wait()
+        both.wait()
+
+    for _ in range(2):
+        threads.append(threading.Thread(target=off))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    jax.jit(lambda x: jnp.sin(x) + x)(np.ones(3, "float32"))
+    assert seen["lowered"] and not seen["compiled"]
