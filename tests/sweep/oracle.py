@@ -584,7 +584,9 @@ def _judge(program: Any, tainted: bool) -> Verdict:
         # the dense program multiplies infinities by where a value multiplies nothing.
         if is_empty:
             got = [jnp.where(jnp.isnan(g), w, g) for g, w in pairs]
-        if is_empty or _is_spoilt(program):
+        # A structural zero takes the other factor to be finite, also in a derivative.
+        has_zero = "Zero(" in str(program.operands)
+        if is_empty or has_zero or _is_spoilt(program):
             want = [jnp.where(jnp.isnan(w) & (g == 0), g, w) for g, w in pairs]
         if all(map(same, got, want)):
             return Verdict("skipped", "derivatives of no entries, or zero, times infinity")

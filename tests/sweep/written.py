@@ -156,7 +156,8 @@ def masked_lookup(b):
         f"{seen}.sum()",
         last,
         f"jnp.where({there}, {taken} * 2, 1)",
-        f"jnp.where(jnp.isnan({taken}), 0, {taken})",
+        # Where an index is promised to be in range, nothing fills in NaN.
+        f"jnp.where(jnp.isnan(jnp.take({x}, {ids}, axis=0)), 0, jnp.take({x}, {ids}, axis=0))",
         f"jnp.where(jnp.arange({n}) < 1, lax.dynamic_slice_in_dim({x}, 9, 1, 0)[..., :1], 0)"
         if v.ndim == 2
         else seen,
