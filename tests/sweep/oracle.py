@@ -577,19 +577,20 @@ def _judge(program: Any, tainted: bool) -> Verdict:
         return Verdict("skipped", "sums of no entries are missing")
     if "Masked(" in str(program.operands) and re.search(_BEYOND, " ".join(program.steps)):
         return Verdict("skipped", "functions of what is missing beyond an array")
-    if program.mode in ("grad", "jvp", "jacfwd"):
-        is_empty = _meets_no_entries(program)
+    # No entries times what is not finite are nothing, and zeros in their place are NaN. So is
+    # what the dense program multiplies infinities by where a value multiplies nothing.
+    is_empty, is_spoilt = _meets_no_entries(program), _is_spoilt(program)
+    is_derivative = program.mode in ("grad", "jvp", "jacfwd")
+    if is_derivative or (is_empty and is_spoilt):
         pairs = list(zip(got, want, strict=True))
-        # No entries times infinity are nothing, and zeros in their place are NaN. So is what
-        # the dense program multiplies infinities by where a value multiplies nothing.
         if is_empty:
             got = [jnp.where(jnp.isnan(g), w, g) for g, w in pairs]
         # A structural zero takes the other factor to be finite, also in a derivative.
         has_zero = "Zero(" in str(program.operands)
-        if is_empty or has_zero or _is_spoilt(program):
+        if is_derivative and (is_empty or has_zero or is_spoilt):
             want = [jnp.where(jnp.isnan(w) & (g == 0), g, w) for g, w in pairs]
         if all(map(same, got, want)):
-            return Verdict("skipped", "derivatives of no entries, or zero, times infinity")
+            return Verdict("skipped", "products of no entries, or zero, with infinity")
     detail = next(
         f"result {i}: {np.asarray(g)} against {np.asarray(w)}"
         for i, (g, w) in enumerate(zip(got, want, strict=True))
@@ -638,9 +639,10 @@ def _is_empty(program: Any) -> bool:
 
 
 def _is_spoilt(program: Any) -> bool:
-    """Whether an operand has numbers that are not finite."""
-    arrays = map(wide, jax.tree.leaves(jax.tree.map(key_data, dense(operands_of(program)))))
-    return any(not np.isfinite(x).all() for x in arrays)
+    """Whether an operand, or a part of one, has numbers that are not finite."""
+    operands = operands_of(program)
+    arrays = jax.tree.leaves(jax.tree.map(key_data, (operands, dense(operands))))
+    return any(not np.isfinite(wide(x)).all() for x in arrays)
 
 
 def _meets_no_entries(program: Any) -> bool:

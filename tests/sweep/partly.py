@@ -121,7 +121,9 @@ def judge_bounds(program: Any, call: Any) -> Verdict:
             while isinstance(bound, Named | Tagged):
                 bound = bound.array
             if isinstance(bound, Interval):
-                low, high = (oracle.wide(dense(end)) for end in (bound.lower, bound.upper))
+                ends = bound.lower, bound.upper
+                there = _there(ends[0]) & _there(ends[1])
+                low, high, x = (_only(oracle.wide(dense(a)), there) for a in (*ends, x))
                 if (low > high).any():
                     return Verdict("wrong", f"{low} is above {high}")
                 known = np.isfinite(low) & np.isfinite(high)
@@ -132,8 +134,11 @@ def judge_bounds(program: Any, call: Any) -> Verdict:
                 # Where bounds are known, all that is inside is a number.
                 if not ((low <= x) & (x <= high) | ~np.isfinite(x) & ~known).all():
                     return Verdict("wrong", f"{x} is not from {low} to {high}")
-            elif not oracle.same(dense(bound), x, _tolerance(bound)):
-                return Verdict("wrong", f"{bound} is no bound, of {x}")
+            else:
+                there = _there(bound)  # What a masked array lacks beyond its end is missing.
+                one, two = _only(oracle.wide(dense(bound)), there), _only(x, there)
+                if not oracle.same(one, two, _tolerance(bound)):
+                    return Verdict("wrong", f"{bound} is no bound, of {x}")
     return Verdict("ok")
 
 
