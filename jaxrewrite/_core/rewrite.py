@@ -235,7 +235,9 @@ class Rewriter(Builder):
             if self.recorder is not None:
                 record, start = self.recorder.begin(site, operands), len(self.eqns)
                 record.changed_by = changed_by
-            if site.primitive.name not in handlers:
+            if site.primitive.name not in handlers and not _gives_each_its_result(
+                site.primitive
+            ):
                 operands = site.annotated_alike(operands)
             for way, by in (
                 ("rule", _by_rule),
@@ -298,6 +300,11 @@ def _by_default(site: Site, operands: Sequence[Operand]) -> Results:
     check = functools.partial(checked_results, site, f"{owner.__name__}.default")
     key = (default, primitive, *params.items())
     return site.call(apply_default, key, operands, check)
+
+
+def _gives_each_its_result(primitive: Primitive) -> bool:
+    """Whether it only moves operands, each on its own, so that no result is of two of them."""
+    return primitive.multiple_results and primitive.name in leafwise_handlers
 
 
 def _leafwise(site: Site, operands: Sequence[Operand]) -> Results:

@@ -243,10 +243,9 @@ class Site(NamedTuple):
         """Operands of which none has an annotation inside that another one is around.
 
         A rule for units sees those of an operand, but not those inside of a sum of arrays, so
-        that becomes dense up to them. What moves several operands at once tells nothing of both.
+        that becomes dense up to them.
         """
-        moves = self.primitive.name in ("optimization_barrier", "device_put")
-        kinds = {type(x) for x in operands if is_annotation(x) and not moves}
+        kinds = {type(x) for x in operands if is_annotation(x)}
         return [
             self.materialise(x, NO_RULE, is_annotation)
             if kinds and is_around_annotation(x) and kinds & annotations_in(x)
