@@ -28,12 +28,6 @@ def fields_of(value: Any) -> tuple[list[Any], Any]:
     return jax.tree.flatten(value, is_leaf=lambda x: x is not value and is_value(x))
 
 
-def split_alike(value: Any, spec: Any) -> Any:
-    """The answer of `Value.leaf_specs` for a type whose fields all have the array's shape."""
-    parts, treedef = fields_of(value)
-    return treedef.unflatten([spec] * len(parts))
-
-
 def short(aval: Any) -> str:
     """The dtype and shape of an aval, like ``f32[3,4]``."""
     return jax.core.ShapedArray(aval.shape, aval.dtype).str_short(short_dtypes=True)
