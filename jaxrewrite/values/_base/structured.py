@@ -302,24 +302,8 @@ def as_inexact(x: Any) -> Any:
 _LAST = -1
 
 
-@jaxrewrite.register("split", precedence=_LAST)
-def _(v: Structured, **params: Any) -> Any:
-    return several.split(v, **params)
-
-
-@jaxrewrite.register("unstack", precedence=_LAST)
-def _(v: Structured, **params: Any) -> Any:
-    return several.unstack(v, **params)
-
-
-@jaxrewrite.register("stack", precedence=_LAST)
-def _(*vs: Structured, **params: Any) -> Any:
-    return several.stack(*vs, **params)
-
-
-@jaxrewrite.register("tile", precedence=_LAST)
-def _(v: Structured, **params: Any) -> Any:
-    return several.tile(v, **params)
+for _rule in (several.split, several.unstack, several.stack, several.tile):
+    jaxrewrite.register(_rule.__name__, precedence=_LAST, types=(Structured,))(_rule)
 
 
 @jaxrewrite.register("reshape", precedence=1)
