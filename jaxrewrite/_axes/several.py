@@ -58,6 +58,7 @@ def tile(v: Any, *, reps: Sequence[int]) -> Any:
     )
 
 
+@register("stack", precedence=LAST, types=(Declared,))
 def stack(*vs: Any, axis: int) -> Any:
     shape = vs[0].shape
     with_axis = lambda v: bind(
@@ -68,8 +69,3 @@ def stack(*vs: Any, axis: int) -> Any:
         sharding=None,
     )
     return bind(lax.concatenate_p, *map(with_axis, vs), dimension=axis)
-
-
-@register("stack", precedence=LAST)
-def _(*vs: Declared, axis: int) -> Any:
-    return stack(*vs, axis=axis)

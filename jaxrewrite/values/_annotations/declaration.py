@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 from jaxrewrite import ArrayValue, register
 from jaxrewrite.primitives import BINARY
+
+from .._base.structured import Structured
 
 
 TWO = (
@@ -67,6 +69,27 @@ def _dtype(x: Any) -> Any:
     if x is None:  # JAX would take it for a number.
         raise TypeError("There is no array.")
     return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
+
+
+class Annotated(Structured):
+    """Base class of an array and an annotation of it, which is metadata."""
+
+    _is_base = True
+    axes = {"array": "..."}
+
+    # An array that is itself a value meets other values as that value.
+    rules_see_values = True
+
+    if TYPE_CHECKING:  # Each subclass has this field.
+        array: Any
+
+    def aval(self) -> Any:
+        """The aval of the array."""
+        return like(self.array)
+
+    def materialise(self) -> Any:
+        """Return the array without its annotation."""
+        return self.array
 
 
 def annotation_rule(

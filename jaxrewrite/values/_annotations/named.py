@@ -13,14 +13,13 @@ import jaxrewrite
 from jaxrewrite.primitives import BINARY, CUMULATIVE, REDUCTION, UNARY
 
 from .._base.contract import labels
-from .._base.structured import Structured, split_alike
-from .declaration import SCATTER, annotation_rule, like, mapped
+from .declaration import SCATTER, Annotated, annotation_rule, mapped
 
 
 Names = tuple[str | None, ...]
 
 
-class Named(Structured):
+class Named(Annotated):
     """An array with names for its axes.
 
     Names are metadata. They are checked and passed on while a program is staged, and cost
@@ -88,9 +87,6 @@ class Named(Structured):
     # Only the names are lost. Derivative rules get arrays without names.
     materialise_policy = "allow"
 
-    # An array that is itself a value meets other values as that value.
-    rules_see_values = True
-
     array: Any
     names: Names = jaxrewrite.field(static=True)
 
@@ -122,14 +118,6 @@ class Named(Structured):
             index = tuple(by_axis.get(i, slice(None)) for i in range(self.ndim))
         return super().__getitem__(index)
 
-    def aval(self) -> Any:
-        """The aval of the array."""
-        return like(self.array)
-
-    def materialise(self) -> Any:
-        """Return the array without its names."""
-        return self.array
-
     def picture(self) -> Any:
         names = f" ({', '.join(map(str, self.names))})" if self.names else ""
         return self.array, names
@@ -147,9 +135,6 @@ class Named(Structured):
 
     def unstacked(self) -> Any:
         return Named(self.array, _names(self))
-
-    def leaf_specs(self, spec: Any) -> Any:
-        return split_alike(self, spec)
 
     def lift_tangent(self, tangent: Any) -> Any:
         """Give a tangent from a custom derivative rule the names of this array."""

@@ -7,11 +7,10 @@ from typing import Any
 
 import jaxrewrite
 
-from .._base.structured import Structured, split_alike
-from .declaration import annotation_rule, like, mapped
+from .declaration import Annotated, annotation_rule, mapped
 
 
-class Tagged(Structured):
+class Tagged(Annotated):
     """An array with tags, which go to every result that is computed from it.
 
     Each result of a primitive has the tags of all operands. So the tags of a program's
@@ -70,9 +69,6 @@ class Tagged(Structured):
     # Only the tags are lost. Derivative rules get arrays without tags.
     materialise_policy = "allow"
 
-    # An array that is itself a value meets other values as that value.
-    rules_see_values = True
-
     array: Any
     tags: frozenset[str] = jaxrewrite.field(static=True)
 
@@ -83,14 +79,6 @@ class Tagged(Structured):
             raise ValueError(f"Tagged: tags must be strings, at least one; got {tags!r}.")
         tag_set = frozenset(all_tags)
         vars(self).update(array=array, tags=tag_set)
-
-    def aval(self) -> Any:
-        """The aval of the array."""
-        return like(self.array)
-
-    def materialise(self) -> Any:
-        """Return the array without its tags."""
-        return self.array
 
     def picture(self) -> Any:
         return self.array, *(f" #{tag}" for tag in sorted(self.tags))
@@ -110,21 +98,13 @@ class Tagged(Structured):
         tags = self.tags | other.tags if is_tagged else self.tags
         return Tagged(self.array, tags), Tagged(other.array if is_tagged else other, tags)
 
-    def stacked(self, size: int) -> Any:
-        return self
-
-    def unstacked(self) -> Any:
-        return self
-
-    def leaf_specs(self, spec: Any) -> Any:
-        return split_alike(self, spec)
-
     def lift_tangent(self, tangent: Any) -> Any:
         """Give a tangent from a custom derivative rule the tags of this array."""
         return Tagged(_untagged(tangent), self.tags)
 
 
 @annotation_rule(Tagged)
+@annotation_rule(Tagged, *jaxrewrite.primitives.SHAPE, *jaxrewrite.primitives.INDEXING)
 @annotation_rule(Tagged, "custom_linear_solve", "custom_vmap_call")
 def _tag(*operands: Any, primitive: Any, **params: Any) -> Any:
     """The same as `default`, but it comes before the rules of other types."""

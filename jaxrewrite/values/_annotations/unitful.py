@@ -14,14 +14,14 @@ from jax.extend.core import Literal
 
 import jaxrewrite
 
-from .._base.structured import Structured, inexact
+from .._base.structured import inexact
 from .declaration import (
     MOVING,
     REDUCING,
     SCATTER,
+    Annotated,
     annotation_rule,
     applies_function,
-    like,
     mapped,
 )
 from .units import FreeUnits, Units, UnitsError, conversion, is_convertible
@@ -41,7 +41,7 @@ _EQUAL = frozenset(
 )
 
 
-class Unitful(Structured):
+class Unitful(Annotated):
     r"""An array with units.
 
     Units are metadata. They are checked and computed while a program is staged, and cost
@@ -109,10 +109,6 @@ class Unitful(Structured):
     """
 
     outer = 30
-    axes = {"array": "..."}
-
-    # An array that is itself a value meets other values as that value.
-    rules_see_values = True
 
     array: Any
     units: Units = jaxrewrite.field(static=True)
@@ -120,10 +116,6 @@ class Unitful(Structured):
     def __init__(self, array: Any, units: Any):
         units = units if isinstance(units, Units) else Units(units)
         vars(self).update(array=array, units=units)
-
-    def aval(self) -> Any:
-        """The aval of the array."""
-        return like(self.array)
 
     def to(self, units: Any) -> Unitful:
         """Convert to other units of the same kind.

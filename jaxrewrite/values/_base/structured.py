@@ -28,12 +28,6 @@ def fields_of(value: Any) -> tuple[list[Any], Any]:
     return jax.tree.flatten(value, is_leaf=lambda x: x is not value and is_value(x))
 
 
-def split_alike(value: Any, spec: Any) -> Any:
-    """The answer of `Value.leaf_specs` for a type whose fields all have the array's shape."""
-    parts, treedef = fields_of(value)
-    return treedef.unflatten([spec] * len(parts))
-
-
 def short(aval: Any) -> str:
     """The dtype and shape of an aval, like ``f32[3,4]``."""
     return jax.core.ShapedArray(aval.shape, aval.dtype).str_short(short_dtypes=True)
@@ -308,24 +302,8 @@ def as_inexact(x: Any) -> Any:
 _LAST = -1
 
 
-@jaxrewrite.register("split", precedence=_LAST)
-def _(v: Structured, **params: Any) -> Any:
-    return several.split(v, **params)
-
-
-@jaxrewrite.register("unstack", precedence=_LAST)
-def _(v: Structured, **params: Any) -> Any:
-    return several.unstack(v, **params)
-
-
-@jaxrewrite.register("stack", precedence=_LAST)
-def _(*vs: Structured, **params: Any) -> Any:
-    return several.stack(*vs, **params)
-
-
-@jaxrewrite.register("tile", precedence=_LAST)
-def _(v: Structured, **params: Any) -> Any:
-    return several.tile(v, **params)
+for _rule in (several.split, several.unstack, several.stack, several.tile):
+    jaxrewrite.register(_rule.__name__, precedence=_LAST, types=(Structured,))(_rule)
 
 
 @jaxrewrite.register("reshape", precedence=1)

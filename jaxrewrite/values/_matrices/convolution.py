@@ -11,7 +11,8 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 
 from .._base.contract import contract, transpose
-from .low_rank import RANK, Factor, LowRank, factors
+from .low_rank import LowRank, factors
+from .low_rank_factors import RANK, Factor
 
 
 @jaxrewrite.register("conv_general_dilated")

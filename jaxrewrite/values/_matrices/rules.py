@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend.core import Literal
 from jaxtyping import Array
 
-from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, transform
+from jaxrewrite import ArrayValue, bind, primitives, register, transform
 
 from .._base.contract import Labels, is_or_none, labels, transpose
 from .._base.gathers import fills
@@ -291,16 +291,10 @@ def _scale_rows(v: Matrix, factors: Any) -> Any:
 
 
 @register("select_n")
-def _(which: Array, *cases: Matrix) -> Any:
-    first = cases[0]
-    if jnp.shape(which) or not all(same_structure(first, case) for case in cases):
-        return NotImplemented
-    return jax.tree.map(lambda *xs: lax.select_n(which, *xs), *cases)
-
-
-@register("select_n")
 def _(which: Array, *cases: Array | Matrix) -> Any:
-    """The result is dense, because one of the cases is an array of this size."""
+    """The result is dense, if one of the cases is an array of this size."""
+    if jnp.ndim(which) == 0 and all(isinstance(case, Matrix) for case in cases):
+        return NotImplemented
     dense = []
     for case in cases:
         if isinstance(case, Matrix):

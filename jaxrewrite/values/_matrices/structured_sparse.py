@@ -221,9 +221,6 @@ class NMSparse(Matrix):
     def map_entries(self, fn: Callable[..., Any], *others: Self) -> Self:
         return self.with_values(fn(self.values, *(other.values for other in others)))
 
-    def cast(self, dtype: Any) -> Self:
-        return self.with_values(self.values.astype(dtype))
-
     def pick(self, dense: Any) -> Self:
         dense = jnp.swapaxes(dense, -1, -2) if self.in_rows else dense
         *batch, rows, k = dense.shape

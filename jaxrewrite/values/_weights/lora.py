@@ -21,16 +21,10 @@ from jaxrewrite.primitives import ADDITIVE
 
 from .._base.structured import Structured
 from .._matrices.convolution import convolved
-from .._matrices.low_rank import (
-    LINEAR,
-    LowRank,
-    added,
-    checked_axes,
-    concatenated,
-    dot,
-    leads_with_batch,
-    times_array,
-)
+from .._matrices.low_rank import LowRank, checked_axes, leads_with_batch
+from .._matrices.low_rank_functions import LINEAR
+from .._matrices.low_rank_products import dot, times_array
+from .._matrices.low_rank_sums import added, concatenated
 from .coded import takes_matrices
 
 

@@ -1313,6 +1313,15 @@ def test_tags_follow_what_depends_on_them():
     assert tags(run(fn)(a, b, jnp.ones((3, 4)))) == want
 
 
+@pytest.mark.parametrize("mode", ["fill", "clip", "wrap"])
+def test_tags_of_what_is_looked_up(mode):
+    a, b = Tagged(NUMBERS, "a"), Tagged(jnp.array([2, 0]), "b")
+    take = lambda x, at: jnp.take(x, at, axis=0, mode=mode)
+    assert tags(run(take)(a, b.array)) == ["a"]
+    assert tags(run(take)(NUMBERS, b)) == ["b"]
+    assert tags(run(take)(a, b)) == ["ab"]
+
+
 def test_tags_in_a_backward_pass():
     def loss(w, v, x):
         return jnp.sum(jnp.tanh(x @ w)), jnp.sum(v**2)

@@ -21,6 +21,7 @@ from jaxrewrite.values import (
     Sum,
     Symmetric,
     Toeplitz,
+    Tridiagonal,
     Zero,
 )
 from jaxrewrite.values._matrices.matrix import Matrix
@@ -185,6 +186,25 @@ def test_stacks(name, bulk):
     implicit = jaxrewrite.transform(of_stacks, materialise="forbid")
     got = jax.jit(lambda v, x: jaxrewrite.materialise(implicit(v, x)))(v, X)
     assert_same(got, jax.jit(of_stacks)(dense, X), 2e-4)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    ("second", "want"),
+    [
+        (Identity(4), Diagonal),
+        (Diagonal(jnp.arange(1.0, 5.0)), Diagonal),
+        (Tridiagonal(jnp.ones(3), jnp.arange(4.0), jnp.ones(3)), None),
+    ],
+    ids=["joins", "alike", "no join"],
+)
+def test_one_truth_value_chooses_a_matrix(second, want, is_first):
+    first = Diagonal(jnp.arange(4.0))
+    policy = "forbid" if want else "allow"
+    got = jaxrewrite.transform(jnp.where, materialise=policy)(is_first, first, second)
+    assert type(got) is want or want is None
+    chosen = first if is_first else second
+    assert_same(jaxrewrite.materialise(got), jaxrewrite.materialise(chosen))
 
 
 # --- closed forms -------------------------------------------------------------------------
