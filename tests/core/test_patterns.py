@@ -217,6 +217,34 @@ def test_a_call_that_a_match_crosses_is_inlined_and_no_other():
     assert calls(lambda x: several(x, 2 * x)) == 1
 
 
+def test_a_call_that_a_match_reaches_through_has_matches_of_its_own():
+    """None of the equations of ``outside`` are in the match that reaches into ``inside``."""
+
+    @jax.jit
+    def inside(x):
+        return jnp.cos(x)
+
+    @jax.jit
+    def outside(x):
+        return inside(x), jnp.log(jnp.exp(x) + 1)
+
+    def composed(x):
+        return lax.sin(lax.cos(x))
+
+    def softplus(x):
+        return jax.nn.softplus(x)
+
+    def fn(x):
+        angle, other = outside(x)
+        return jnp.sin(angle), other
+
+    patterns = (
+        (lambda x: jnp.sin(jnp.cos(x)), composed),
+        (lambda x: jnp.log(jnp.exp(x) + 1), softplus),
+    )
+    assert sorted(answers(fn, table(*patterns), X)) == ["composed", "softplus"]
+
+
 # --- static parameters and numbers ---------------------------------------------------------
 
 
@@ -702,6 +730,26 @@ def test_a_value_in_the_body_of_a_scan_stays_implicit():
 
     rewritten = transform(in_carry, rules=SCANS, materialise="forbid")
     np.testing.assert_allclose(rewritten(d, X), in_carry(d.materialise(), X), 1e-5)
+
+
+def test_a_rule_for_a_scan_is_chosen_by_the_value_among_the_carries():
+    def of_diagonals(f: Callable, init: Diagonal, xs):
+        return total(f, init, xs)
+
+    rules = table(
+        (lambda f, init, xs: jnp.sum(lax.scan(f, init, xs)[1], axis=0), of_diagonals)
+    )
+
+    def fn(d, x):
+        step = lambda c, r: ((c[0] / 2, 2 * c[1]), c[0] * (c[1] @ r))
+        return lax.scan(step, (ONES, d), x)[1].sum(0)
+
+    d = Diagonal(jnp.arange(1.0, 5))
+    for v, names in [(d, ["of_diagonals"]), (d.materialise(), [])]:
+        steps = explain(fn, rules=rules, materialise="forbid")(v, X).steps
+        assert [step.rule.name for step in steps if step.decision == "pattern"] == names
+    got = transform(fn, rules=rules)(d, X)
+    np.testing.assert_allclose(got, fn(d.materialise(), X), 1e-5)
 
 
 # --- bad input --------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from jaxrewrite.values import (
     Product,
     Scaled,
     Sparse,
+    Structured,
     Sum,
     Tagged,
     Toeplitz,
@@ -373,6 +374,23 @@ def test_a_batch_of_divisions():
 
 # --- products that are strict with zeros --------------------------------------------------------
 
+
+class Line(Structured):
+    """A user's square matrix with one row that is not zero, and a product without zeros."""
+
+    x: jax.Array
+
+    has_zeros = True
+
+    def materialise(self):
+        return jnp.zeros((3, 3)).at[0].set(self.x)
+
+
+@jaxrewrite.register("dot_general")
+def _(v: Line, x: jax.Array, **params):
+    return jnp.zeros(3).at[0].set(v.x @ x)
+
+
 STRICT = {
     "diagonal": Diagonal(jnp.arange(1.0, 4.0)),
     "zero": Zero((3, 3)),
@@ -393,6 +411,14 @@ def test_strict_zeros(bulk):
     operands = STRICT, jnp.array([1.0, jnp.inf, jnp.nan]), jnp.float32(jnp.inf)
     got = jax.jit(lambda *xs: jaxrewrite.materialise(strict(*xs)))(*operands)
     assert_same(got, jax.jit(run)(*jaxrewrite.materialise(operands)), 1e-5)
+
+
+def test_strict_zeros_of_a_type_with_a_product_of_its_own():
+    v, x = Line(jnp.ones(3)), jnp.array([1.0, jnp.inf, 2.0])
+    product = lambda v, x: v @ x
+    np.testing.assert_array_equal(jaxrewrite.transform(product)(v, x), [jnp.inf, 0, 0])
+    strict = jaxrewrite.transform(product, rules=strict_zeros, materialise="allow")
+    np.testing.assert_array_equal(strict(v, x), v.materialise() @ x)
 
 
 @pytest.mark.parametrize(
