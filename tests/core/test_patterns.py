@@ -648,6 +648,13 @@ def test_arrays_that_programs_close_over_are_the_same_if_their_numbers_are():
         assert not same(np.ones(2), other) and not same(other, np.ones(2))
 
 
+def test_a_move_of_an_operand_may_be_a_result_beside_another():
+    def moved(x: Float[Array, "m n"]):
+        return x.T, jnp.sin(jnp.exp(x.T))
+
+    assert answers(moved, table((moved, moved)), X) == ["moved"]
+
+
 def test_a_result_that_stays_beside_another_is_no_result_of_a_match():
     """One equation has a result of the match and one that is needed elsewhere."""
 
@@ -660,6 +667,22 @@ def test_a_result_that_stays_beside_another_is_no_result_of_a_match():
         return values, jnp.arctan(jnp.exp(values)), places
 
     assert answers(program, table((before, before), keep=True), X) == []
+
+
+def test_a_form_for_one_column_is_found_beside_one_that_sizes_do_not_change():
+    def before(x, *, is_plain: bool):
+        if is_plain:
+            return jnp.sin(jnp.exp(x))
+        y = jnp.exp(x)
+        return jnp.cos(y if y.shape[-1] == 1 else jnp.sort(y))
+
+    def after(x, *, is_plain):
+        return before(x, is_plain=is_plain)
+
+    rules = table((before, after))
+    assert answers(lambda x: jnp.cos(jnp.exp(x)), rules, X[:, :1]) == ["after"]
+    assert answers(lambda x: jnp.cos(jnp.exp(x)), rules, X) == []
+    assert answers(lambda x: jnp.cos(jnp.sort(jnp.exp(x))), rules, X) == ["after"]
 
 
 # --- bodies of scans -------------------------------------------------------------------------
@@ -808,6 +831,15 @@ BAD["computes with a number"][1].__annotations__["eps"] = float
 @pytest.mark.parametrize("name", BAD)
 def test_bad_patterns(name):
     refused(*BAD[name])
+
+
+def test_a_bad_pattern_is_refused_each_time():
+    """Of a vector, the function returns an operand unchanged; of a matrix, it does not."""
+    bad = lambda x: (x.T, jnp.sin(jnp.exp(x.T)))
+    rewritten = transform(lambda x: jnp.sin(jnp.exp(x)), rules=table((bad, unary)))
+    for _ in range(2):
+        with pytest.raises(TypeError, match="an operand unchanged"):
+            rewritten(X)
 
 
 def test_bad_static_parameters():
