@@ -217,6 +217,17 @@ def test_a_call_that_a_match_crosses_is_inlined_and_no_other():
     assert calls(lambda x: several(x, 2 * x)) == 1
 
 
+def test_calls_of_other_functions_are_told_apart():
+    sine, cosine = jax.jit(jnp.sin), jax.jit(jnp.cos)
+
+    def composed(x):
+        return jnp.exp(jnp.sin(x))
+
+    for first, second in [(sine, cosine), (cosine, sine)]:
+        fn = lambda x, f=first, g=second: (jnp.exp(f(x)), jnp.exp(g(x)))
+        assert answers(fn, table((composed, composed)), X) == ["composed"]
+
+
 def test_a_call_that_a_match_reaches_through_has_matches_of_its_own():
     """None of the equations of ``outside`` are in the match that reaches into ``inside``."""
 
