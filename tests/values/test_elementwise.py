@@ -20,6 +20,7 @@ from jaxrewrite.values import (
     Diagonal,
     Identity,
     Kronecker,
+    Linear,
     LowRank,
     Masked,
     Named,
@@ -456,6 +457,30 @@ def test_strict_zeros_and_others_are_two_programs():
         np.testing.assert_array_equal(strict(v, x), [jnp.nan, jnp.inf])
     with pytest.raises(jaxrewrite.MaterialisationError, match="dot_general"):
         jaxrewrite.transform(fn, rules=strict_zeros, materialise="forbid")(v, x)
+
+
+class Two(Linear):
+    """A user's sum of two arrays."""
+
+    x: jax.Array
+    y: jax.Array
+
+    def materialise(self):
+        return self.x + self.y
+
+    def map_parts(self, fn):
+        return Two(fn(self.x), fn(self.y))
+
+
+def test_products_of_integers_are_those_of_the_parts_where_these_wrap_as_the_sum():
+    v = Two(jnp.full((2, 2), 100, "int8"), jnp.full((2, 2), 100, "int8"))
+    x = jnp.ones((2, 2), "int8")
+    got = jaxrewrite.transform(jnp.multiply, materialise="forbid")(v, x)
+    assert isinstance(got, Two)
+    np.testing.assert_array_equal(got.materialise(), v.materialise())
+    wide = lambda v, x: jnp.matmul(v, x, preferred_element_type="int32")
+    got = jaxrewrite.transform(wide, materialise="allow")(v, x)
+    np.testing.assert_array_equal(got, wide(v.materialise(), x))
 
 
 # --- dtypes -----------------------------------------------------------------------------
