@@ -368,14 +368,15 @@ class Forms:
         if known is not None:
             return known
         traced = traced_form(self.pattern, args, statics, variant)
-        if self._meets_itself and not isinstance(traced, Traced):
-            raise traced
-        self._tried[key] = isinstance(traced, Traced)
         if not isinstance(traced, Traced):
+            if self._meets_itself:
+                raise traced
+            self._tried[key] = False
             if errors is not None:
                 errors.append(traced)
             return False
         self.pattern.check(traced, len(args))
+        self._tried[key] = True
         self._used |= {ref[1] for ref in traced.graph.refs() if ref[0] in _OPERANDS}
         self._add(traced.graph, args, statics, variant)
         return True

@@ -217,6 +217,45 @@ def test_a_call_that_a_match_crosses_is_inlined_and_no_other():
     assert calls(lambda x: several(x, 2 * x)) == 1
 
 
+def test_calls_of_other_functions_are_told_apart():
+    sine, cosine = jax.jit(jnp.sin), jax.jit(jnp.cos)
+
+    def composed(x):
+        return jnp.exp(jnp.sin(x))
+
+    for first, second in [(sine, cosine), (cosine, sine)]:
+        fn = lambda x, f=first, g=second: (jnp.exp(f(x)), jnp.exp(g(x)))
+        assert answers(fn, table((composed, composed)), X) == ["composed"]
+
+
+def test_a_call_that_a_match_reaches_through_has_matches_of_its_own():
+    """None of the equations of ``outside`` are in the match that reaches into ``inside``."""
+
+    @jax.jit
+    def inside(x):
+        return jnp.cos(x)
+
+    @jax.jit
+    def outside(x):
+        return inside(x), jnp.log(jnp.exp(x) + 1)
+
+    def composed(x):
+        return lax.sin(lax.cos(x))
+
+    def softplus(x):
+        return jax.nn.softplus(x)
+
+    def fn(x):
+        angle, other = outside(x)
+        return jnp.sin(angle), other
+
+    patterns = (
+        (lambda x: jnp.sin(jnp.cos(x)), composed),
+        (lambda x: jnp.log(jnp.exp(x) + 1), softplus),
+    )
+    assert sorted(answers(fn, table(*patterns), X)) == ["composed", "softplus"]
+
+
 # --- static parameters and numbers ---------------------------------------------------------
 
 
@@ -620,6 +659,13 @@ def test_arrays_that_programs_close_over_are_the_same_if_their_numbers_are():
         assert not same(np.ones(2), other) and not same(other, np.ones(2))
 
 
+def test_a_move_of_an_operand_may_be_a_result_beside_another():
+    def moved(x: Float[Array, "m n"]):
+        return x.T, jnp.sin(jnp.exp(x.T))
+
+    assert answers(moved, table((moved, moved)), X) == ["moved"]
+
+
 def test_a_result_that_stays_beside_another_is_no_result_of_a_match():
     """One equation has a result of the match and one that is needed elsewhere."""
 
@@ -632,6 +678,22 @@ def test_a_result_that_stays_beside_another_is_no_result_of_a_match():
         return values, jnp.arctan(jnp.exp(values)), places
 
     assert answers(program, table((before, before), keep=True), X) == []
+
+
+def test_a_form_for_one_column_is_found_beside_one_that_sizes_do_not_change():
+    def before(x, *, is_plain: bool):
+        if is_plain:
+            return jnp.sin(jnp.exp(x))
+        y = jnp.exp(x)
+        return jnp.cos(y if y.shape[-1] == 1 else jnp.sort(y))
+
+    def after(x, *, is_plain):
+        return before(x, is_plain=is_plain)
+
+    rules = table((before, after))
+    assert answers(lambda x: jnp.cos(jnp.exp(x)), rules, X[:, :1]) == ["after"]
+    assert answers(lambda x: jnp.cos(jnp.exp(x)), rules, X) == []
+    assert answers(lambda x: jnp.cos(jnp.sort(jnp.exp(x))), rules, X) == ["after"]
 
 
 # --- bodies of scans -------------------------------------------------------------------------
@@ -704,6 +766,26 @@ def test_a_value_in_the_body_of_a_scan_stays_implicit():
     np.testing.assert_allclose(rewritten(d, X), in_carry(d.materialise(), X), 1e-5)
 
 
+def test_a_rule_for_a_scan_is_chosen_by_the_value_among_the_carries():
+    def of_diagonals(f: Callable, init: Diagonal, xs):
+        return total(f, init, xs)
+
+    rules = table(
+        (lambda f, init, xs: jnp.sum(lax.scan(f, init, xs)[1], axis=0), of_diagonals)
+    )
+
+    def fn(d, x):
+        step = lambda c, r: ((c[0] / 2, 2 * c[1]), c[0] * (c[1] @ r))
+        return lax.scan(step, (ONES, d), x)[1].sum(0)
+
+    d = Diagonal(jnp.arange(1.0, 5))
+    for v, names in [(d, ["of_diagonals"]), (d.materialise(), [])]:
+        steps = explain(fn, rules=rules, materialise="forbid")(v, X).steps
+        assert [step.rule.name for step in steps if step.decision == "pattern"] == names
+    got = transform(fn, rules=rules)(d, X)
+    np.testing.assert_allclose(got, fn(d.materialise(), X), 1e-5)
+
+
 # --- bad input --------------------------------------------------------------------------------
 
 
@@ -760,6 +842,15 @@ BAD["computes with a number"][1].__annotations__["eps"] = float
 @pytest.mark.parametrize("name", BAD)
 def test_bad_patterns(name):
     refused(*BAD[name])
+
+
+def test_a_bad_pattern_is_refused_each_time():
+    """Of a vector, the function returns an operand unchanged; of a matrix, it does not."""
+    bad = lambda x: (x.T, jnp.sin(jnp.exp(x.T)))
+    rewritten = transform(lambda x: jnp.sin(jnp.exp(x)), rules=table((bad, unary)))
+    for _ in range(2):
+        with pytest.raises(TypeError, match="an operand unchanged"):
+            rewritten(X)
 
 
 def test_bad_static_parameters():

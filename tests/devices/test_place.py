@@ -159,6 +159,26 @@ def test_explicit_axes():
         np.testing.assert_allclose(got, np.tanh(x @ np.asarray(params["kernel"])), 1e-5)
 
 
+def test_a_value_is_on_the_mesh_of_one_of_its_leaves():
+    """Its type tells the shape and the dtype alone, and another leaf is on no mesh."""
+
+    class Times(ArrayValue):
+        x: jax.Array
+        scale: jax.Array
+
+        def aval(self):
+            return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+        def materialise(self):
+            return self.x * self.scale
+
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
+    x = jax.device_put(jnp.ones((4, 2)), NamedSharding(mesh, P("data")))
+    specs = []
+    transform(lambda v: specs.append(jax.typeof(v).sharding.spec))(Times(x, np.float32(2)))
+    assert specs == [P("data", None)]
+
+
 PLACED = {
     "Lora": lambda: Lora(KERNEL, A, B),
     "Lora of Quantised": lambda: Lora(by_columns(), A, B),

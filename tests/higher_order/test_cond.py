@@ -300,3 +300,22 @@ def test_a_branch_that_keeps_no_residual_beside_a_value_with_units():
     got = transform(gradient, materialise="allow")(v)
     expected = gradient(jaxrewrite.materialise(v.array))
     np.testing.assert_allclose(jaxrewrite.materialise(got.array), expected)
+
+
+def test_constants_of_rules_become_operands_of_all_branches():
+    rules = jaxrewrite.Rules()
+    first, second = jnp.arange(3.0), jnp.array([5.0, 7.0, 9.0])
+
+    @rules.register("sin")
+    def _(v: Scaled, **params):
+        return v.x + first
+
+    @rules.register("cos")
+    def _(v: Scaled, **params):
+        return v.x * second + first
+
+    branches = [jnp.sin, jnp.cos, lambda v: jnp.sin(v) - jnp.cos(v)]
+    program = transform(lambda i, v: lax.switch(i, branches, v), rules=rules)
+    sine, cosine = V.x + first, V.x * second + first
+    for i, want in enumerate([sine, cosine, sine - cosine]):
+        np.testing.assert_allclose(program(i, V), want, rtol=1e-6)

@@ -713,6 +713,31 @@ def test_a_result_without_a_way_back_becomes_dense_by_the_policy():
         jax.grad(lambda v: implicit(v).x.sum())(v)
 
 
+def test_a_type_that_is_never_dense_stays_around_one_that_may_be():
+    class Around(jaxrewrite.ArrayValue):
+        materialise_policy = "forbid"
+        v: jaxrewrite.ArrayValue
+
+        def materialise(self):
+            return jaxrewrite.materialise(self.v)
+
+    rules = jaxrewrite.Rules()
+
+    @rules.register("neg")
+    def _(v: Around):
+        return Around(-v.v)
+
+    @jax.custom_jvp
+    def negated(x):
+        return -x
+
+    negated.defjvp(lambda primals, tangents: (-primals[0], -tangents[0]))
+    v = make("scaled")
+    got = transform(negated, rules=rules)(Around(v))
+    assert isinstance(got, Around) and isinstance(got.v, Scaled)
+    close(got.v.materialise(), -v.materialise())
+
+
 def test_a_base_class_may_have_no_way_back_for_all_of_its_subclasses():
     """`Matrix.lift_tangent` has no answer for a matrix whose leaves are not its entries."""
 

@@ -75,12 +75,21 @@ def test_zeros_are_set_before_the_first_value():
     np.testing.assert_array_equal(dense(stack), late(dense(DIAGONAL), 0))
 
 
+def filled(buffer, item, place):
+    """Each turn sets the same item."""
+    turn = lambda carry: (carry[0] + 1, carry[1].at[place].set(item))
+    loop = {"max_steps": 4, "buffers": lambda carry: carry[1], "kind": "lax"}
+    return eqxi.while_loop(lambda carry: carry[0] < 3, turn, (0, buffer), **loop)[1]
+
+
 def test_an_item_is_dense_in_a_buffer_of_numbers_and_at_a_place_with_tags():
     allow = lambda fn: jaxrewrite.transform(fn, materialise="allow")
     fn = repeated("lax", fill=1.0)
     np.testing.assert_array_equal(allow(fn)(DIAGONAL), fn(dense(DIAGONAL)))
-    got = allow(late)(DIAGONAL, Tagged(jnp.int32(1), "place"))
-    np.testing.assert_array_equal(jaxrewrite.materialise(got), late(dense(DIAGONAL), 1))
+    buffer, place = jnp.zeros((4, 3, 3)), Tagged(jnp.int32(1), "place")
+    for fn in (late, lambda v, place: filled(buffer, v, place)):
+        got = jaxrewrite.materialise(allow(fn)(DIAGONAL, place))
+        np.testing.assert_array_equal(got, fn(dense(DIAGONAL), 1))
 
 
 @pytest.mark.slow
@@ -109,14 +118,15 @@ def test_a_place_that_is_no_item():
 
 
 def test_a_buffer_that_has_no_slices_is_dense():
-    def fn(buffer, item):
-        turn = lambda carry: (carry[0] + 1, carry[1].at[carry[0]].set(item))
-        loop = {"max_steps": 4, "buffers": lambda carry: carry[1], "kind": "lax"}
-        return eqxi.while_loop(lambda carry: carry[0] < 3, turn, (0, buffer), **loop)[1]
-
-    buffer, item = Shared(jnp.ones((4, 2)), jnp.float32(3)), jnp.arange(2.0)
-    got = jaxrewrite.transform(fn, materialise="allow")(buffer, item)
-    np.testing.assert_array_equal(got, fn(buffer.materialise(), item))
+    scale, item = jnp.float32(3), jnp.arange(2.0)
+    fn = jaxrewrite.transform(filled, materialise="allow")
+    buffer = Shared(jnp.ones((4, 2)), scale)
+    want = filled(buffer.materialise(), item, 1)
+    np.testing.assert_array_equal(fn(buffer, item, 1), want)
+    several = lambda buffers: jax.vmap(lambda buffer: filled(buffer, item, 1))(buffers)
+    buffers = Shared(jnp.ones((2, 4, 2)), scale)
+    got = jaxrewrite.transform(several, materialise="allow")(buffers)
+    np.testing.assert_array_equal(got, several(buffers.materialise()))
 
 
 RAISING = {

@@ -56,12 +56,12 @@ def main() -> int:
     runs = Runs()
     tests = _tests_by_function(json.loads(options.record.read_text()))
     chosen = sampled(options.count, options.seed, options.only)
-    known = _known_survivors()
+    known = known_survivors()
     found: list[tuple[Defect, Verdict]] = []
     for number, defect in enumerate(chosen):
         own = tests.get(f"{defect.file}:{defect.function}", [])
         verdict = runs.verdict(defect, _relevant(own, options.seconds))
-        if verdict.word != "killed" and _key(defect) in known:
+        if verdict.word != "killed" and key_of(defect) in known:
             verdict = Verdict("known")
         found.append((defect, verdict))
         print(f"{number + 1}/{len(chosen)} {verdict.word}: {defect}", flush=True)
@@ -93,12 +93,12 @@ def sampled(count: int, seed: int, only: str = "") -> list[Defect]:
     return found[:count]
 
 
-def _key(defect: Defect) -> str:
+def key_of(defect: Defect) -> str:
     """A defect by its file and text, which stay when lines move."""
     return f"{defect.file} {defect.kind}: {defect.text}"
 
 
-def _known_survivors() -> set[str]:
+def known_survivors() -> set[str]:
     """The defects that are listed as survivors; a reason follows each, indented."""
     lines = (pathlib.Path(__file__).parent / "survivors.txt").read_text().splitlines()
     return {line for line in lines if line and not line.startswith((" ", "#"))}

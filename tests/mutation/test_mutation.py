@@ -5,6 +5,7 @@ import gc
 
 import pytest
 
+from mutation.__main__ import PACKAGE, Runs, key_of, known_survivors
 from mutation.plant import defects, planted
 
 
@@ -59,9 +60,19 @@ def test_arguments_that_can_change_places_stay():
     assert [d.text for d in found] == ["jnp.subtract(x, f(x))"]
 
 
+def test_survivors_that_are_listed_are_defects_of_the_library():
+    known = known_survivors()
+    files = {text.split()[0] for text in known}
+    found = {
+        key_of(defect)
+        for file in files
+        for defect in defects(file, (PACKAGE / file).read_text())
+    }
+    assert known <= found
+
+
 @pytest.mark.slow
 def test_tests_find_a_defect():
-    from mutation.__main__ import PACKAGE, Runs
 
     file = "_insight/text.py"
     found = [

@@ -20,6 +20,7 @@ from jaxrewrite.values import (
     Diagonal,
     Identity,
     Kronecker,
+    Linear,
     LowRank,
     Masked,
     Named,
@@ -29,6 +30,7 @@ from jaxrewrite.values import (
     Product,
     Scaled,
     Sparse,
+    Structured,
     Sum,
     Tagged,
     Toeplitz,
@@ -373,6 +375,23 @@ def test_a_batch_of_divisions():
 
 # --- products that are strict with zeros --------------------------------------------------------
 
+
+class Line(Structured):
+    """A user's square matrix with one row that is not zero, and a product without zeros."""
+
+    x: jax.Array
+
+    has_zeros = True
+
+    def materialise(self):
+        return jnp.zeros((3, 3)).at[0].set(self.x)
+
+
+@jaxrewrite.register("dot_general")
+def _(v: Line, x: jax.Array, **params):
+    return jnp.zeros(3).at[0].set(v.x @ x)
+
+
 STRICT = {
     "diagonal": Diagonal(jnp.arange(1.0, 4.0)),
     "zero": Zero((3, 3)),
@@ -393,6 +412,14 @@ def test_strict_zeros(bulk):
     operands = STRICT, jnp.array([1.0, jnp.inf, jnp.nan]), jnp.float32(jnp.inf)
     got = jax.jit(lambda *xs: jaxrewrite.materialise(strict(*xs)))(*operands)
     assert_same(got, jax.jit(run)(*jaxrewrite.materialise(operands)), 1e-5)
+
+
+def test_strict_zeros_of_a_type_with_a_product_of_its_own():
+    v, x = Line(jnp.ones(3)), jnp.array([1.0, jnp.inf, 2.0])
+    product = lambda v, x: v @ x
+    np.testing.assert_array_equal(jaxrewrite.transform(product)(v, x), [jnp.inf, 0, 0])
+    strict = jaxrewrite.transform(product, rules=strict_zeros, materialise="allow")
+    np.testing.assert_array_equal(strict(v, x), v.materialise() @ x)
 
 
 @pytest.mark.parametrize(
@@ -430,6 +457,30 @@ def test_strict_zeros_and_others_are_two_programs():
         np.testing.assert_array_equal(strict(v, x), [jnp.nan, jnp.inf])
     with pytest.raises(jaxrewrite.MaterialisationError, match="dot_general"):
         jaxrewrite.transform(fn, rules=strict_zeros, materialise="forbid")(v, x)
+
+
+class Two(Linear):
+    """A user's sum of two arrays."""
+
+    x: jax.Array
+    y: jax.Array
+
+    def materialise(self):
+        return self.x + self.y
+
+    def map_parts(self, fn):
+        return Two(fn(self.x), fn(self.y))
+
+
+def test_products_of_integers_are_those_of_the_parts_where_these_wrap_as_the_sum():
+    v = Two(jnp.full((2, 2), 100, "int8"), jnp.full((2, 2), 100, "int8"))
+    x = jnp.ones((2, 2), "int8")
+    got = jaxrewrite.transform(jnp.multiply, materialise="forbid")(v, x)
+    assert isinstance(got, Two)
+    np.testing.assert_array_equal(got.materialise(), v.materialise())
+    wide = lambda v, x: jnp.matmul(v, x, preferred_element_type="int32")
+    got = jaxrewrite.transform(wide, materialise="allow")(v, x)
+    np.testing.assert_array_equal(got, wide(v.materialise(), x))
 
 
 # --- dtypes -----------------------------------------------------------------------------

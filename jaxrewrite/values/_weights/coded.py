@@ -388,8 +388,7 @@ def rescaled(
     shape = jnp.shape(c) or (1,) * v.ndim
     if len(shape) != v.ndim:
         return NotImplemented  # ``v`` is a number and ``c`` is an array.
-    wider = any(k not in (1, n) for k, n in zip(shape, v.shape, strict=True))
-    if wider or not is_or_none(out_dtype, v.dtype):
+    if not is_or_none(out_dtype, v.dtype):
         return NotImplemented
     factor = jnp.reshape(c, shape)
     new = v.map_scales(

@@ -1607,6 +1607,15 @@ def test_rounding_of_a_convolution_is_that_of_its_sums():
     assert 0 < margin < 1e-3 * size
 
 
+def test_powers_of_a_base_that_may_be_zero_are_bounded_where_the_exponent_is_not_negative():
+    base = Interval(jnp.zeros(3), jnp.array([2.0, 3.0, 4.0]))
+    got = run(jnp.power)(base, jnp.array([2.0, 0.5, 0.0]))
+    np.testing.assert_allclose(got.lower, [0, 0, 1], rtol=1e-5)
+    np.testing.assert_allclose(got.upper, [4, 3**0.5, 1], rtol=1e-5)
+    got = run(jnp.power)(base, jnp.array([-1.0, -0.5, -2.0]))
+    np.testing.assert_array_equal(got.upper, jnp.inf)
+
+
 def test_an_interval_is_large_beside_an_array_of_a_thirtysecond_of_its_size():
     interval = lambda n: Interval(jnp.zeros(n), jnp.ones(n))
     for n, is_large in [(64, True), (63, False)]:

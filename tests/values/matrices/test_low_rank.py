@@ -438,3 +438,11 @@ def test_bad_input(a, b, axes, message):
 def test_axes_count_from_the_end():
     v = LowRank(jnp.ones((6, 2)), jnp.ones((2, 8)), rows=[1], cols=[0])
     assert (v.rows, v.cols, v.shape, v.rank) == ((-1,), (-2,), (8, 6), 2)
+
+
+def test_a_factor_of_integers_that_wrap_is_cast_as_the_array():
+    """The entries of the first factor are 200 - 256, in which its product has to be taken."""
+    small = LowRank(jnp.full((3, 1), 100, "int8"), jnp.full((1, 3), 2, "int8"))
+    v = LowRank(small, jnp.ones((3, 2)))
+    got = jaxrewrite.transform(jnp.matmul, materialise="allow")(v, jnp.array([1.0, 2.0]))
+    np.testing.assert_allclose(got, jnp.full(3, -56.0 * 3 * 3), rtol=1e-6)

@@ -398,3 +398,16 @@ def test_a_factor_for_each_entry_makes_it_dense(make):
         got = jaxrewrite.transform(fn, materialise="allow")(v, c)
         assert not isinstance(got, jaxrewrite.Value)
         np.testing.assert_allclose(got, fn(v.materialise(), c), rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [NF4.quantise, Quantised.quantise, Float8.quantise])
+def test_a_batch_of_factors_makes_a_batch(make):
+    """Of factors that are numbers, columns, rows, and one for each entry."""
+    v = make(normal(64, 2))
+    for shape in [(2,), (2, 64, 1), (2, 1, 2), (2, 64, 2)]:
+        factors = 1 + abs(normal(*shape))
+        for fn in (jnp.multiply, jnp.divide):
+            each = lambda v, c, fn=fn: jax.vmap(lambda c: fn(v, c))(c)
+            got = jaxrewrite.transform(each, materialise="allow")(v, factors)
+            want = each(v.materialise(), factors)
+            np.testing.assert_allclose(jaxrewrite.materialise(got), want, rtol=1e-5)
