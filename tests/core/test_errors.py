@@ -154,6 +154,8 @@ def test_a_rule_that_can_never_apply_is_refused(mistake):
         assert part in str(caught.value)
     if name == "reduce_sum":
         assert "1 operand and the parameters axes" in str(caught.value)
+    shown = {"add": "(x, y): ...", "neg": "(x): ...", "reduce_sum": "(x, *, axes"}
+    assert f"  def _{shown.get(name, '(x, y, *, ')}" in str(caught.value)
 
 
 def test_a_rule_that_could_apply_is_not_refused():

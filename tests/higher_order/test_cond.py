@@ -148,6 +148,33 @@ def test_several_branches_join():
     assert isinstance(out, jax.Array)
 
 
+class Cyclic(jaxrewrite.ArrayValue):
+    """Of any two kinds one is that of both, but no kind is that of all three."""
+
+    x: jax.Array
+    kind: int = jaxrewrite.field(static=True)
+
+    def materialise(self):
+        return self.x
+
+    def join(self, other):
+        if not isinstance(other, Cyclic):
+            return NotImplemented
+        kind = (other if (other.kind - self.kind) % 3 == 1 else self).kind
+        return Cyclic(self.x, kind), Cyclic(other.x, kind)
+
+
+def test_branches_that_join_in_pairs_alone_are_dense():
+    cyclic = [Cyclic((k + 1) * Y, k) for k in range(3)]
+    two = lambda i, a, b, c: lax.switch(i, [lambda: a, lambda: b])
+    three = lambda i, a, b, c: lax.switch(i, [lambda: a, lambda: b, lambda: c])
+    assert transform(two)(jnp.int32(0), *cyclic).kind == 1
+    for i in range(3):
+        out = transform(three, materialise="allow")(jnp.int32(i), *cyclic)
+        assert isinstance(out, jax.Array)
+        np.testing.assert_allclose(out, (i + 1) * Y)
+
+
 W = np.random.default_rng(0).normal(size=(8, 8)).astype("float32")
 
 

@@ -150,6 +150,14 @@ def test_singular_vectors(name, bulk):
     check(GENERAL[name](), by_singular_vectors)
 
 
+def singular_values(v):
+    return jnp.linalg.svd(v, compute_uv=False)
+
+
+def test_singular_values_of_a_shifted_kronecker_product(bulk):
+    check(Sum((kronecker(), ScalarMatrix(jnp.array(-3.0), 6))), singular_values)
+
+
 def test_gradients_and_batches(bulk):
     def fn(k):
         low = jnp.linalg.cholesky(k)

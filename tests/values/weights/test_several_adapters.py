@@ -138,8 +138,12 @@ def test_pytrees_that_share_no_weights_are_refused():
         **base,
         "first": Lora(base["first"], numbers(6, 1), numbers(1, 4), 1.0, [1], [0]),
     }
+    first = one["first"]
+    coarser = values.Quantised(first.w.q, 2 * first.w.scale)
+    rescaled = {**base, "first": Lora(coarser, first.a, first.b)}
     for those, told in [
         ([one, copied], "different arrays at bias"),
+        ([one, rescaled], "different arrays at first"),
         ([one, {"first": base["first"]}], "different paths"),
         ([one, turned], "adapters of first have different axes"),
         ([], "there is no pytree"),
