@@ -135,7 +135,9 @@ def judge_bounds(program: Any, call: Any) -> Verdict:
                 if not ((low <= x) & (x <= high) | ~np.isfinite(x) & ~known).all():
                     return Verdict("wrong", f"{x} is not from {low} to {high}")
             else:
-                there = _there(bound)  # What a masked array lacks beyond its end is missing.
+                there = _there(
+                    bound
+                )  # What a masked array lacks beyond its end is missing.
                 one, two = _only(oracle.wide(dense(bound)), there), _only(x, there)
                 if not oracle.same(one, two, _tolerance(bound)):
                     return Verdict("wrong", f"{bound} is no bound, of {x}")
