@@ -12,19 +12,13 @@ from jax import lax
 from jax._src import core, util  # JAX has no public hook for its checks
 
 
-# JAX checks these by rules of their own, of which each needs the types of the operands alone.
-BY_RULE = (lax.broadcast_in_dim_p, lax.dynamic_slice_p, lax.iota_p, lax.reshape_p)
+# JAX has checks of its own for these, which say the same as that of any primitive: the types of
+# the results are those of the types of the operands.
+OF_TYPES_ALONE = (lax.broadcast_in_dim_p, lax.dynamic_slice_p, lax.iota_p, lax.reshape_p)
 
 
 def install() -> None:
-    core.check_eqn = once(core.check_eqn)
-    for primitive in BY_RULE:
-        core.custom_typechecks[primitive] = by_types(primitive)
-    core.check_jaxpr = util.weakref_lru_cache(core.check_jaxpr)
-
-
-def once(check_eqn: Any) -> Any:
-    """A check of an equation that is not asked about one like another."""
+    check_eqn = core.check_eqn
 
     @util.cache()
     def type_of(primitive: Any, avals: Any, params: Any) -> Any:
@@ -35,19 +29,10 @@ def once(check_eqn: Any) -> Any:
             return type_of(primitive, tuple(avals), tuple(params.items()))
         return check_eqn(primitive, avals, params)
 
-    return check_eqn_once
-
-
-def by_types(primitive: Any) -> Any:
-    """The rule of a primitive for the check of an equation, asked once for some types."""
-    rule = core.custom_typechecks[primitive]
-
-    class Operand:  # as much of an operand as the rule reads
-        def __init__(self, aval: Any) -> None:
-            self.aval = aval
-
-    check = once(lambda _, avals, params: rule(None, *map(Operand, avals), **params))
-    return lambda _, *atoms, **params: check(primitive, [x.aval for x in atoms], params)
+    core.check_eqn = check_eqn_once
+    for primitive in OF_TYPES_ALONE:
+        del core.custom_typechecks[primitive]
+    core.check_jaxpr = util.weakref_lru_cache(core.check_jaxpr)
 
 
 def _are_data(params: Any) -> bool:

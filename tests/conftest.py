@@ -6,6 +6,10 @@ import importlib.metadata
 import os
 import resource
 
+import bytecode
+
+
+bytecode.keep()
 
 # All of this is read as JAX is imported, here and in the processes that tests start.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -74,7 +78,7 @@ def pytest_collection_finish():
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 20)
+    gc.set_threshold(500_000, 20, 20)
 
 
 def pytest_sessionfinish():

@@ -30,7 +30,7 @@ from jaxrewrite import _compat
 
 
 # An array of more entries is left to XLA.
-_MOST_ENTRIES = 70_000
+_MOST_ENTRIES = 300_000
 
 # Compiling takes as long as NumPy takes for so many equations of a program, and more where it
 # is long: for each of its equations, so many.
