@@ -40,11 +40,17 @@ _MOST_PER_EQUATION = 20
 # By rules of their own, or not to be run.
 _LEFT_TO_XLA = {"call_hi_primitive", "custom_lin"}
 
+# JAX runs these by functions of its own, whose operations are NumPy's again.
+_COMPOSED = {
+    *("bcoo_fromdense", "bcoo_todense", "bcoo_extract", "bcoo_sort_indices"),
+    *("bcoo_sum_duplicates", "bcsr_fromdense", "bcsr_todense", "bcsr_extract"),
+}
+
 # Rare, and quick to compile; the rest of a program is none the less NumPy's.
 _ONE_BY_ONE = {
     *("svd", "qr", "geqrf", "householder_product", "eigh", "eig", "tridiagonal_solve"),
-    *("bcoo_fromdense", "bcoo_todense", "bcoo_dot_general", "bcoo_sum_duplicates"),
-    *("bcsr_dot_general", "integer_dot", "rows_dot", "conv_general_dilated"),
+    *("bcoo_dot_general", "bcsr_dot_general"),
+    *("integer_dot", "rows_dot", "conv_general_dilated"),
     *("top_k", "threefry2x32", "lgamma", "digamma", "polygamma"),
     *("igamma_grad_a", "polynomial", "reduce_precision", "reduce_window_sum"),
     *("eq_to", "le_to", "lt_to"),
@@ -89,6 +95,15 @@ def install() -> None:
                     return _one_program(jaxpr, args), None, None, []
         return call(*args, jaxpr=jaxpr, **params)
 
+    by_jax = numpy_run._by_jax
+
+    def by_jax_alone(eqn, *operands):
+        """What NumPy has for most operands only, it is not asked about once more."""
+        is_known = eqn.primitive.name in numpy_run.TABLE
+        with compiled() if is_known else contextlib.nullcontext():
+            return by_jax(eqn, *operands)
+
+    numpy_run._by_jax = by_jax_alone
     core.EvalTrace.process_primitive = process_primitive
     pjit._pjit_call_impl_python = pjit_call
 
@@ -236,7 +251,7 @@ def _is_left_whole(eqn: Any) -> bool:
     """Whether JAX runs an equation by itself within a program that NumPy runs."""
     if eqn.primitive.name == "device_put":  # not to a device
         return all(device is None for device in eqn.params["devices"])
-    return eqn.primitive.name in _ONE_BY_ONE
+    return eqn.primitive.name in _ONE_BY_ONE or eqn.primitive.name in _COMPOSED
 
 
 def _programs_in(params: Any) -> list[Any]:
@@ -309,8 +324,8 @@ def _is_plain_aval(aval: Any) -> bool:
 
 @contextlib.contextmanager
 def _apart():
-    """What NumPy has not, XLA runs meanwhile."""
-    with compiled(), core.eval_context(), np.errstate(all="ignore"):
+    """What NumPy has not, JAX runs meanwhile."""
+    with core.eval_context(), np.errstate(all="ignore"):
         yield
 
 
