@@ -71,6 +71,19 @@ def pytest_configure(config):
         config.pluginmanager.register(RuleCoverage(config))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Each process has the tests of whole files, and what it traces for one serves the next.
+
+    One that is done takes tests of another. By default, two processes share out each file.
+    """
+    if config.option.dist != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
 def pytest_collection_finish():
     """Collect garbage rarely, and not among what is imported and collected by now.
 
