@@ -6,6 +6,10 @@ import importlib.metadata
 import os
 import resource
 
+import bytecode
+
+
+bytecode.keep()
 
 # All of this is read as JAX is imported, here and in the processes that tests start.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -67,6 +71,19 @@ def pytest_configure(config):
         config.pluginmanager.register(RuleCoverage(config))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Each process has the tests of whole files, and what it traces for one serves the next.
+
+    One that is done takes tests of another. By default, two processes share out each file.
+    """
+    if config.option.dist != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
 def pytest_collection_finish():
     """Collect garbage rarely, and not among what is imported and collected by now.
 
@@ -74,7 +91,7 @@ def pytest_collection_finish():
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 20)
+    gc.set_threshold(500_000, 20, 20)
 
 
 def pytest_sessionfinish():

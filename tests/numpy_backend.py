@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax._src import core, pjit  # JAX has no public hook for what runs a program
 from jax._src.array import ArrayImpl
 from jax._src.interpreters import mlir, pxla
 from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import SingleDeviceSharding
 from sweep import numpy_run
 
@@ -30,7 +30,7 @@ from jaxrewrite import _compat
 
 
 # An array of more entries is left to XLA.
-_MOST_ENTRIES = 70_000
+_MOST_ENTRIES = 300_000
 
 # Compiling takes as long as NumPy takes for so many equations of a program, and more where it
 # is long: for each of its equations, so many.
@@ -40,11 +40,17 @@ _MOST_PER_EQUATION = 20
 # By rules of their own, or not to be run.
 _LEFT_TO_XLA = {"call_hi_primitive", "custom_lin"}
 
+# JAX runs these by functions of its own, whose operations are NumPy's again.
+_COMPOSED = {
+    *("bcoo_fromdense", "bcoo_todense", "bcoo_extract", "bcoo_sort_indices"),
+    *("bcoo_sum_duplicates", "bcsr_fromdense", "bcsr_todense", "bcsr_extract"),
+}
+
 # Rare, and quick to compile; the rest of a program is none the less NumPy's.
 _ONE_BY_ONE = {
     *("svd", "qr", "geqrf", "householder_product", "eigh", "eig", "tridiagonal_solve"),
-    *("bcoo_fromdense", "bcoo_todense", "bcoo_dot_general", "bcoo_sum_duplicates"),
-    *("bcsr_dot_general", "integer_dot", "rows_dot", "conv_general_dilated"),
+    *("bcoo_dot_general", "bcsr_dot_general"),
+    *("integer_dot", "rows_dot", "conv_general_dilated"),
     *("top_k", "threefry2x32", "lgamma", "digamma", "polygamma"),
     *("igamma_grad_a", "polynomial", "reduce_precision", "reduce_window_sum"),
     *("eq_to", "le_to", "lt_to"),
@@ -84,13 +90,20 @@ def install() -> None:
         if _is_placed_by_jax(params) and _are_plain(args) and _are_plain(_consts(jaxpr)):
             known = _known(jaxpr)
             if known.may_run():
-                if not known.lowered:
-                    _lower_what_is_new(jaxpr, params)
-                    known.lowered = True
+                _lower_what_is_new(jaxpr, params)
                 with contextlib.suppress(numpy_run.NotStaged):
                     return _one_program(jaxpr, args), None, None, []
         return call(*args, jaxpr=jaxpr, **params)
 
+    by_jax = numpy_run._by_jax
+
+    def by_jax_alone(eqn, *operands):
+        """What NumPy has for most operands only, it is not asked about once more."""
+        is_known = eqn.primitive.name in numpy_run.TABLE
+        with compiled() if is_known else contextlib.nullcontext():
+            return by_jax(eqn, *operands)
+
+    numpy_run._by_jax = by_jax_alone
     core.EvalTrace.process_primitive = process_primitive
     pjit._pjit_call_impl_python = pjit_call
 
@@ -98,16 +111,42 @@ def install() -> None:
 _lowered: set[Any] = set()
 
 
-def _lower_what_is_new(jaxpr: Any, params: Any) -> None:
+def _lower_what_is_new(closed: Any, params: Any) -> None:
     """Lower the equations of a program that have a sort which no program has had.
 
     JAX lowers each equation for itself, by its primitive and the types of its operands.
     """
-    with_sorts = [(eqn, set(_sorts(eqn))) for eqn in jaxpr.eqns]
-    new = [(eqn, sorts) for eqn, sorts in with_sorts if not sorts <= _lowered]
-    if new:
-        _lower([eqn for eqn, _ in new], getattr(jaxpr, "jaxpr", jaxpr), params)
-        _lowered.update(*(sorts for _, sorts in new))
+    new = _New()
+    new.add(closed)
+    if new.eqns:
+        _lower(new.eqns, getattr(closed, "jaxpr", closed), params)
+    _lowered.update(new.sorts)
+    for known in new.programs:
+        known.lowered = True
+
+
+class _New:
+    """Equations of new sorts, one of each, and all sorts and programs that they come from."""
+
+    def __init__(self) -> None:
+        self.eqns: list[Any] = []
+        self.sorts: set[Any] = set()
+        self.programs: list[_Known] = []
+
+    def add(self, closed: Any) -> None:
+        """Add those of a program; a program under ``jax.jit`` in it is lowered by itself, too."""
+        known = _known(closed)
+        if known.lowered or known in self.programs:
+            return
+        self.programs.append(known)
+        for eqn in closed.eqns:
+            is_jit = eqn.primitive.name == "jit"
+            sorts = {("jit", _given(eqn))} if is_jit else set(_sorts(eqn))
+            if not sorts <= _lowered | self.sorts:
+                self.eqns.append(eqn)
+                self.sorts |= sorts
+            if is_jit:
+                self.add(eqn.params["jaxpr"])
 
 
 def _lower(eqns: list[Any], jaxpr: Any, params: Any) -> None:
@@ -116,7 +155,7 @@ def _lower(eqns: list[Any], jaxpr: Any, params: Any) -> None:
     used = [v for eqn in eqns for v in eqn.invars if not isinstance(v, core.Literal)]
     operands = list(dict.fromkeys(v for v in used if v not in set(results)))
     program = _compat.new_jaxpr(operands, results, eqns, jaxpr.debug_info, jaxpr.is_high)
-    arrays = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in operands]
+    arrays = [np.zeros(v.aval.shape, v.aval.dtype) for v in operands]
     n, m = len(operands), len(results)
     for_all = {
         **{"in_shardings": (UNSPECIFIED,) * n, "out_shardings": (UNSPECIFIED,) * m},
@@ -135,11 +174,14 @@ def _lower(eqns: list[Any], jaxpr: Any, params: Any) -> None:
 
 def _sorts(eqn: Any) -> Iterator[Any]:
     types = tuple((v.aval.dtype, v.aval.ndim) for v in (*eqn.invars, *eqn.outvars))
-    given = frozenset(k for k, v in eqn.params.items() if not _is_empty(v))
-    yield eqn.primitive, types, given
+    yield eqn.primitive, types, _given(eqn)
     for inner in _programs_in(eqn.params):
         for each in inner.eqns:
             yield from _sorts(each)
+
+
+def _given(eqn: Any) -> Any:
+    return frozenset(k for k, v in eqn.params.items() if not _is_empty(v))
 
 
 def _is_empty(param: Any) -> bool:
@@ -154,16 +196,23 @@ class _Known:
 
     def __init__(self, closed: Any) -> None:
         jaxpr = getattr(closed, "jaxpr", closed)
-        self.is_evaluable = _is_evaluable(closed) and not _is_of_one(jaxpr)
         self.lowered = False
-        if self.is_evaluable:
-            self.per_call = _n_equations(jaxpr, turns=True)
-            self.left = _MOST_EQUATIONS + _MOST_PER_EQUATION * _n_equations(
-                jaxpr, turns=False
-            )
+        self.is_evaluable = _is_evaluable(closed)
+        self.is_of_one = (
+            len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name in _ONE_BY_ONE
+        )
+        # Equations, of which those of a loop count once, or for each turn.
+        self.n, self.per_call = len(jaxpr.eqns), len(jaxpr.eqns)
+        for eqn in jaxpr.eqns:
+            inner = list(map(_known, _programs_in(eqn.params)))
+            self.n += sum(known.n for known in inner)
+            turns = eqn.params.get("length", 1)
+            self.per_call += turns * sum(known.per_call for known in inner)
+        self.left = _MOST_EQUATIONS + _MOST_PER_EQUATION * self.n
 
     def may_run(self) -> bool:
-        if not self.is_evaluable or self.left < self.per_call:
+        """How JAX runs one primitive, NumPy leaves to it."""
+        if not self.is_evaluable or self.is_of_one or self.left < self.per_call:
             return False
         self.left -= self.per_call
         return True
@@ -183,11 +232,6 @@ def _consts(closed: Any) -> Any:
     return getattr(closed, "consts", ())
 
 
-def _is_of_one(jaxpr: Any) -> bool:
-    """Whether a program is how JAX runs one primitive, which NumPy leaves to it."""
-    return len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name in _ONE_BY_ONE
-
-
 def _is_evaluable(closed: Any) -> bool:
     """Whether NumPy knows each equation, and all arrays are small."""
     jaxpr = getattr(closed, "jaxpr", closed)
@@ -197,7 +241,7 @@ def _is_evaluable(closed: Any) -> bool:
     for eqn in jaxpr.eqns:
         if not _is_left_whole(eqn) and not _is_known(eqn.primitive.name, eqn.params):
             return False
-        if not all(map(_is_evaluable, _programs_in(eqn.params))):
+        if not all(known.is_evaluable for known in map(_known, _programs_in(eqn.params))):
             return False
         variables += eqn.outvars
     return all(_is_plain_aval(v.aval) for v in variables)
@@ -207,25 +251,16 @@ def _is_left_whole(eqn: Any) -> bool:
     """Whether JAX runs an equation by itself within a program that NumPy runs."""
     if eqn.primitive.name == "device_put":  # not to a device
         return all(device is None for device in eqn.params["devices"])
-    return eqn.primitive.name in _ONE_BY_ONE
+    return eqn.primitive.name in _ONE_BY_ONE or eqn.primitive.name in _COMPOSED
 
 
 def _programs_in(params: Any) -> list[Any]:
-    entries = list(params.values())
-    for x in entries:
-        if isinstance(x, tuple):
-            entries += x
-    return [x for x in entries if hasattr(x, "eqns")]
-
-
-def _n_equations(jaxpr: Any, turns: bool) -> int:
-    total = 0
-    for eqn in jaxpr.eqns:
-        within = sum(
-            _n_equations(getattr(j, "jaxpr", j), turns) for j in _programs_in(eqn.params)
-        )
-        total += 1 + within * (eqn.params.get("length", 1) if turns else 1)
-    return total
+    found = []
+    for x in params.values():
+        for part in x if isinstance(x, tuple) else (x,):
+            if isinstance(part, (ClosedJaxpr, Jaxpr)):
+                found.append(part)
+    return found
 
 
 def _is_known(name: str, params: Any) -> bool:
@@ -289,8 +324,8 @@ def _is_plain_aval(aval: Any) -> bool:
 
 @contextlib.contextmanager
 def _apart():
-    """What NumPy has not, XLA runs meanwhile."""
-    with compiled(), core.eval_context(), np.errstate(all="ignore"):
+    """What NumPy has not, JAX runs meanwhile."""
+    with core.eval_context(), np.errstate(all="ignore"):
         yield
 
 
@@ -331,9 +366,9 @@ def _results(primitive: Any, avals: Any, params: Any) -> Any:
 def _one_primitive(primitive: Any, params: Any, args: Any) -> Any:
     bodies = _programs_in(params)
     if bodies:
-        length = params.get("length", 1)
-        cost = length * sum(_n_equations(getattr(j, "jaxpr", j), True) for j in bodies)
-        if cost > _MOST_EQUATIONS or not all(map(_is_evaluable, bodies)):
+        known = list(map(_known, bodies))
+        cost = params.get("length", 1) * sum(of_body.per_call for of_body in known)
+        if cost > _MOST_EQUATIONS or not all(of_body.is_evaluable for of_body in known):
             raise numpy_run.NotStaged
     avals = tuple(map(core.typeof, args))
     outs = _results(primitive, avals, params)

@@ -123,13 +123,21 @@ def keywords_of(rule, depth=6):
 # --- parameters, by how a primitive is bound ---------------------------------------
 
 
+def calls_of_bind(source):
+    """The nodes of the statements that have such a call; few do, and nodes are slow to visit."""
+    if ".bind" not in source:
+        return
+    lines = source.splitlines()
+    for statement in ast.parse(source).body:
+        if any(".bind" in x for x in lines[statement.lineno - 1 : statement.end_lineno]):
+            yield from ast.walk(statement)
+
+
 def keywords_bound():
     """Pairs of a primitive and the names of the keywords in a call of its ``bind``."""
     for module in jax_modules():
         path = pathlib.Path(getattr(module, "__file__", None) or "")
-        if path.suffix != ".py" or ".bind" not in (source := path.read_text()):
-            continue
-        for node in ast.walk(ast.parse(source)):
+        for node in calls_of_bind(path.read_text()) if path.suffix == ".py" else ():
             match node:
                 case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="bind")):
                     primitive = vars(module).get(name)

@@ -714,7 +714,9 @@ def _(eqn: Any, x: np.ndarray, indices: np.ndarray) -> Any:
     return result.transpose(order)
 
 
-@rule("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max")
+@rule(
+    *("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
+)
 def _(eqn: Any, x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> Any:
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
     if eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is not None:
@@ -739,7 +741,8 @@ def _(eqn: Any, x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> Any:
     if name == "scatter":
         result[tuple(flat)] = updates
         return result
-    ufunc = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
+    ufunc = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+    ufunc |= {"min": np.minimum, "max": np.maximum}
     ufunc[name.removeprefix("scatter-")].at(
         result, tuple(flat), updates.astype(result.dtype)
     )

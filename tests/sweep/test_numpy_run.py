@@ -85,6 +85,7 @@ FLOATING = {
         *(x.at[jnp.array([0, 9])].set(2), x.at[jnp.array([1, 1])].add(2)),
         *(x.at[:, 1].mul(3), x.at[jnp.array([0, 2])].max(0), x.at[1:, 2].min(0)),
         x.at[jnp.array([7, -9])].add(1, mode="clip"),
+        x.at[jnp.array([1, 1])].subtract(2),
         jax.vmap(lambda r, i: r.at[i].set(7))(x, jnp.arange(3)),
         jax.grad(lambda x: (x[jnp.array([0, 0, 9])] ** 2).sum())(jnp.nan_to_num(x)),
     ),
