@@ -254,17 +254,14 @@ def on_fields(fn: Callable[..., Any], *operands: Any) -> Any:
     """Call a function of values so that it sees their fields as arrays, as a rule does.
 
     A sum or a product calls the methods of its parts this way, because a field of a part may
-    be a value.
+    be a value. An array with an annotation is seen as an array, too.
     """
     split = [
-        rule_children(x) if isinstance(x, jaxrewrite.Value) else ([x], None)
+        rule_children(x) if is_value(x) and not is_annotation(x) else ([x], None)
         for x in operands
     ]
     fields = [field for leaves, _ in split for field in leaves]
-    values = [x for x in operands if isinstance(x, jaxrewrite.Value)]
-    if not any(
-        isinstance(x, jaxrewrite.Value) for v in values for x in rule_children(v)[0]
-    ):
+    if not any(map(is_value, fields)):
         return fn(*operands)
     last_results: list[Any] = []
 

@@ -21,10 +21,12 @@ from jaxrewrite.values import (
     Kronecker,
     Masked,
     Named,
+    Product,
     Scaled,
     Sum,
     Tagged,
     Threefry,
+    Tridiagonal,
     Unitful,
     Units,
     UnitsError,
@@ -1623,3 +1625,14 @@ def test_an_interval_is_large_beside_an_array_of_a_thirtysecond_of_its_size():
         assert _is_one_large(jnp.ones(2), interval(n)) is is_large
     assert not _is_one_large(interval(64), interval(2))
     assert not _is_one_large(interval(2), jnp.ones(64))
+
+
+def test_a_product_is_dense_where_a_factor_has_an_annotation_inside():
+    bands = [jnp.arange(1.0, n) for n in (4, 5, 4)]
+    plain = Tridiagonal(*bands)
+    tagged = Tridiagonal(*bands[:2], Tagged(bands[2], "leaf"))
+    v = Product((plain, tagged, jnp.ones((4, 4))))
+    one = jaxrewrite.materialise(plain)
+    np.testing.assert_allclose(
+        jaxrewrite.materialise(v), one @ one @ jnp.ones((4, 4)), 1e-6
+    )
