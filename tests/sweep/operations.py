@@ -685,7 +685,7 @@ def as_index(b):
         raise Refused
     return b.s.choice(
         [
-            f"{table}[{index}]",
+            f"{table}[{index} % 4]",
             f"jnp.take({table}, {index}, axis=0, mode='clip')",
             f"{table}[{index}.ravel()[0]]",
             f"jnp.zeros(5).at[{index}].add(1.0)",
