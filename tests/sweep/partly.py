@@ -119,11 +119,13 @@ def judge_bounds(program: Any, call: Any) -> Verdict:
             if kinds[0] != kinds[1]:
                 return Verdict("kind", f"{kinds[0]} against {kinds[1]}")
             x = oracle.wide(x)
-            while isinstance(bound, Named | Tagged):
+            there = np.ones(x.shape, bool)
+            while isinstance(bound, Named | Tagged | Masked):
+                there = there & _there(bound)
                 bound = bound.array
             if isinstance(bound, Interval):
                 ends = bound.lower, bound.upper
-                there = _there(ends[0]) & _there(ends[1])
+                there = there & _there(ends[0]) & _there(ends[1])
                 low, high, x = (_only(oracle.wide(dense(a)), there) for a in (*ends, x))
                 if (low > high).any():
                     return Verdict("wrong", f"{low} is above {high}")
@@ -135,14 +137,13 @@ def judge_bounds(program: Any, call: Any) -> Verdict:
                 # Where bounds are known, all that is inside is a number.
                 if not ((low <= x) & (x <= high) | ~np.isfinite(x) & ~known).all():
                     return Verdict("wrong", f"{x} is not from {low} to {high}")
-            elif not _is_same(bound, x, coarsest):
+            elif not _is_same(bound, x, there, max(coarsest, _tolerance(bound))):
                 return Verdict("wrong", f"{bound} is no bound, of {x}")
     return Verdict("ok")
 
 
-def _is_same(got: Any, want: np.ndarray, tolerance: float) -> bool:
+def _is_same(got: Any, want: np.ndarray, there: np.ndarray, tolerance: float) -> bool:
     """Whether a result without bounds is the dense one, where a masked array has entries."""
-    there, tolerance = _there(got), max(tolerance, _tolerance(got))
     return oracle.same(_only(oracle.wide(dense(got)), there), _only(want, there), tolerance)
 
 
