@@ -310,9 +310,9 @@ def pair(x: Any, y: Any) -> tuple[Cost, Any]:
     A dense product counts by its shapes. A product with a value counts as the equations
     that the rules of its type make of it.
     """
+    shape = (*x.shape[:-1], *y.shape[1:])
+    result = jax.ShapeDtypeStruct(shape, jnp.result_type(x.dtype, y.dtype))
     if not isinstance(x, Value) and not isinstance(y, Value):
-        shape = (*x.shape[:-1], *y.shape[1:])
-        result = jax.ShapeDtypeStruct(shape, jnp.result_type(x.dtype, y.dtype))
         return (0, 2.0 * math.prod(shape) * y.shape[0]), result
     for dense, policy in enumerate(("forbid", "allow")):
         try:
@@ -321,7 +321,7 @@ def pair(x: Any, y: Any) -> tuple[Cost, Any]:
             return (dense, of_jaxpr(jaxpr).flops), jax.eval_shape(product, x, y)
         except MaterialisationError:
             continue
-    return (2, math.inf), x
+    return (2, math.inf), result
 
 
 class Plan:

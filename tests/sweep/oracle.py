@@ -385,7 +385,9 @@ def explained(
                 return False
             allowed = 30 * np.max(spread[known], initial=0.0)
             if not w.any() and not allowed:
-                allowed = 1e-6  # All cancels, as in x - x, where x is rounded once.
+                # All cancels, as in x - x, where x is rounded once; what is left may be divided
+                # by a small number, as `jax.nn.standardize` does.
+                allowed = 1e-4
             error = np.abs(g - w)[known]
             if not np.isfinite(error).all() or (error > allowed).any():
                 return False

@@ -1636,3 +1636,14 @@ def test_a_product_is_dense_where_a_factor_has_an_annotation_inside():
     np.testing.assert_allclose(
         jaxrewrite.materialise(v), one @ one @ jnp.ones((4, 4)), 1e-6
     )
+
+
+@pytest.mark.parametrize(
+    "rules", [None, jaxrewrite.patterns.linalg], ids=["none", "linalg"]
+)
+def test_products_of_a_stack_that_is_never_dense_are_refused_in_any_order(rules):
+    entries = Masked(jnp.ones((1, 1)), jnp.zeros((1, 1), bool))
+    v, a, b = jaxrewrite.stack([entries] * 3), jnp.ones((1, 2)), jnp.ones((2, 2))
+    product = jaxrewrite.transform(lambda v: v @ a @ b, rules=rules, materialise="allow")
+    with pytest.raises(jaxrewrite.MaterialisationError, match="Masked can't be made dense"):
+        product(v)
