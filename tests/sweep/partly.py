@@ -119,6 +119,7 @@ def judge_bounds(program: Any, call: Any) -> Verdict:
             if kinds[0] != kinds[1]:
                 return Verdict("kind", f"{kinds[0]} against {kinds[1]}")
             x = oracle.wide(x)
+            tolerance = max(coarsest, _tolerance(bound))
             there = np.ones(x.shape, bool)
             while isinstance(bound, Named | Tagged | Masked):
                 there = there & _there(bound)
@@ -132,12 +133,12 @@ def judge_bounds(program: Any, call: Any) -> Verdict:
                 known = np.isfinite(low) & np.isfinite(high)
                 if low.dtype.kind == "f":
                     ends = np.concatenate([a[np.isfinite(a)] for a in (low, high, x)])
-                    slack = _tolerance(bound) * np.abs(ends).max(initial=0.0)
+                    slack = tolerance * np.abs(ends).max(initial=0.0)
                     low, high = low - slack, high + slack
                 # Where bounds are known, all that is inside is a number.
                 if not ((low <= x) & (x <= high) | ~np.isfinite(x) & ~known).all():
                     return Verdict("wrong", f"{x} is not from {low} to {high}")
-            elif not _is_same(bound, x, there, max(coarsest, _tolerance(bound))):
+            elif not _is_same(bound, x, there, tolerance):
                 return Verdict("wrong", f"{bound} is no bound, of {x}")
     return Verdict("ok")
 
