@@ -1,5 +1,6 @@
 """Programs that never make a matrix with structure dense, alone and in stacks."""
 
+import functools
 import itertools
 
 import jax
@@ -12,6 +13,7 @@ from reference import CASES
 import jaxrewrite
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
+    Banded,
     Circulant,
     Diagonal,
     Identity,
@@ -194,15 +196,19 @@ def test_stacks(name, bulk):
     [
         (Identity(4), Diagonal),
         (Diagonal(jnp.arange(1.0, 5.0)), Diagonal),
-        (Tridiagonal(jnp.ones(3), jnp.arange(4.0), jnp.ones(3)), None),
+        (Tridiagonal(jnp.ones(3), jnp.arange(4.0), jnp.ones(3)), Banded),
+        (Circulant(jnp.arange(4.0)), None),
     ],
-    ids=["joins", "alike", "no join"],
+    ids=["identity", "alike", "bands", "no join"],
 )
 def test_one_truth_value_chooses_a_matrix(second, want, is_first):
     first = Diagonal(jnp.arange(4.0))
-    policy = "forbid" if want else "allow"
-    got = jaxrewrite.transform(jnp.where, materialise=policy)(is_first, first, second)
-    assert type(got) is want or want is None
+    choose = functools.partial(jaxrewrite.transform, jnp.where)
+    if want is None:
+        with pytest.raises(jaxrewrite.MaterialisationError, match="'select_n'"):
+            choose(materialise="forbid")(is_first, first, second)
+    got = choose(materialise="forbid" if want else "allow")(is_first, first, second)
+    assert isinstance(got, want or jax.Array)
     chosen = first if is_first else second
     assert_same(jaxrewrite.materialise(got), jaxrewrite.materialise(chosen))
 
