@@ -1,5 +1,6 @@
 """Integers of all widths and 8-bit floats: bytes, error bounds, and packed integers."""
 
+import dataclasses
 import functools
 
 import jax
@@ -411,3 +412,28 @@ def test_a_batch_of_factors_makes_a_batch(make):
             got = jaxrewrite.transform(each, materialise="allow")(v, factors)
             want = each(v.materialise(), factors)
             np.testing.assert_allclose(jaxrewrite.materialise(got), want, rtol=1e-5)
+
+
+def test_a_product_that_xla_does_not_have_on_a_cpu(xla):
+    """As docs/sharp_bits.rst says: of two and three axes in bfloat16, with sums of float32."""
+    x, y = jnp.ones((4, 4), "bfloat16"), jnp.ones((4, 4, 4), "bfloat16")
+    contracting = (((0,), (2,)), ((), ()))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Unsupported element type"):
+        jax.block_until_ready(
+            lax.dot_general(x, y, contracting, preferred_element_type="float32")
+        )
+
+    def derivative(of, dtype):
+        v = Float8.quantise(abs(normal(4, 4)).astype(dtype), "float8_e5m2", block=(4, 1))
+        with_scale = lambda scale: dataclasses.replace(v, scale=scale)
+        cube = lambda w: jnp.einsum("ij,jk,kl->il", w, w, w)
+        implicit = jaxrewrite.transform(cube, materialise="allow")
+        got = of(lambda scale: implicit(with_scale(scale)))(v.scale)
+        want = of(lambda scale: cube(with_scale(scale).materialise()))(v.scale)
+        largest = abs(wide(want)).max()
+        np.testing.assert_allclose(wide(got), wide(want), rtol=0.05, atol=0.02 * largest)
+
+    derivative(jax.jacrev, "bfloat16")
+    derivative(jax.jacfwd, "float32")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Unsupported element type"):
+        derivative(jax.jacfwd, "bfloat16")
