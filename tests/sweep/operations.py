@@ -377,11 +377,13 @@ def reduce_more(b):
             f"jax.nn.logsumexp({x}, axis={axis})",
             f"jax.nn.softmax({x}, axis={one})",
             f"jax.nn.log_softmax({x}, axis={one})",
-            f"jax.nn.standardize({x} * 2, axis={one})",
             f"jnp.median({x}, axis={one})",
             f"jnp.nanmax({x}, axis={axis})",
             f"jax.nn.logsumexp({x}, axis={one}, b={x})",
         ]
+        # Where all has cancelled, as in x - x, rounding is divided by a small number.
+        if np.asarray(v.array).any():
+            options += [f"jax.nn.standardize({x} * 2, axis={one})"]
         if v.ndim == 2:
             options += [f"jnp.linalg.norm({x}, ord='fro')", f"jnp.linalg.norm({x}, ord=1)"]
     return b.s.choice(options)
