@@ -73,7 +73,6 @@ def test_survivors_that_are_listed_are_defects_of_the_library():
 
 @pytest.mark.slow
 def test_tests_find_a_defect():
-
     file = "_insight/text.py"
     found = [
         defect
