@@ -28,7 +28,7 @@ from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, SourceInfo, 
 from .avals import avals_of
 from .builder import Builder
 from .errors import add_note
-from .hooks import Analysis, operands_hooks, primitives_of_passes
+from .hooks import Analysis, OperandsHook, operands_hooks, primitives_of_passes
 from .record import Record
 from .site import Site, describe, is_annotation
 from .traces import Flat, Rewriting, checked_results
@@ -43,7 +43,8 @@ Handler = Callable[[Site, list[Operand]], Results]
 # the primitives as objects.
 handlers: dict[str, Handler] = {}
 
-# The handler that is asked before the rules for a primitive: rules for functions have it.
+# The handlers that are asked before the rules for a higher-order primitive: rules for
+# functions have one.
 before_rules: list[Handler] = []
 
 # Handlers of the primitives that return their operands or move them as a whole, so that
@@ -65,6 +66,7 @@ class Rewriter(Builder):
         self.dense: dict[Any, tuple[Value, Any]] = {}
         self._analyses: dict[type, Any] = {}
         self.hooks = [hook(self.analysis) for hook in operands_hooks]
+        self._hooks_of: dict[str, Sequence[OperandsHook]] = {}
 
     def analysis(self, kind: type[Analysis]) -> Any:
         """An analysis of the equations so far; made when it is first asked for."""
@@ -72,6 +74,14 @@ class Rewriter(Builder):
         if analysis is None:
             analysis = self._analyses[kind] = kind(self.eqns)
         return analysis
+
+    def hooks_of(self, primitive: Primitive) -> Sequence[OperandsHook]:
+        """The hooks that are shown the equations of a primitive."""
+        hooks = self._hooks_of.get(primitive.name)
+        if hooks is None:
+            hooks = [hook for hook in self.hooks if primitive.name in hook.primitives]
+            self._hooks_of[primitive.name] = hooks
+        return hooks
 
     def scratch(self) -> Rewriter:
         """A builder for equations that only answer a question, and are in no report."""
@@ -187,7 +197,7 @@ class Rewriter(Builder):
             info = infos.get(stack)
             if info is None:
                 info = infos[stack] = _compat.source_within(origin, eqn.source_info)
-            operands = [_read(env, atom) for atom in eqn.invars]
+            operands = [x if type(x) is Literal else env.get(x, x) for x in eqn.invars]
             outvars = []
             for var in eqn.outvars:
                 env[var] = targets.get(var) or _fresh(var)
@@ -223,10 +233,12 @@ class Rewriter(Builder):
         record: Record | None = None
         results: Results = NotImplemented
         try:
-            hooks = [hook for hook in self.hooks if site.primitive.name in hook.primitives]
+            hooks = self.hooks_of(site.primitive)
             changed_by: list[type] = []
             for hook in hooks:
                 eqn, better = hook.operands(site.eqn, operands)
+                if eqn is site.eqn and better is operands:
+                    continue
                 if self.recorder is not None and any(
                     map(operator.is_not, better, operands)
                 ):
@@ -235,9 +247,7 @@ class Rewriter(Builder):
             if self.recorder is not None:
                 record, start = self.recorder.begin(site, operands), len(self.eqns)
                 record.changed_by = changed_by
-            if site.primitive.name not in handlers and not _gives_each_its_result(
-                site.primitive
-            ):
+            if any(map(is_annotation, operands)) and not _gives_each_its_result(site):
                 operands = site.annotated_alike(operands)
             for way, by in (
                 ("rule", _by_rule),
@@ -252,8 +262,9 @@ class Rewriter(Builder):
                         record.way = way
                     break
             for hook in hooks:
-                leafwise = lambda value: site.map_leaves([value])[0]
-                hook.results(site.eqn, operands, results, leafwise)
+                if type(hook).results is not OperandsHook.results:
+                    leafwise = lambda value: site.map_leaves([value])[0]
+                    hook.results(site.eqn, operands, results, leafwise)
             if record is not None:
                 record.results, record.added = results, self.eqns[start:]
         except Exception as error:
@@ -270,12 +281,13 @@ class Rewriter(Builder):
 
 def _by_rule(site: Site, operands: Sequence[Operand]) -> Results:
     """Apply the first rule that does not decline."""
-    if site.primitive in primitives_of_passes:
-        return NotImplemented  # Their handlers ask the rules that are to be asked.
-    for handler in before_rules:
-        results = handler(site, list(operands))
-        if results is not NotImplemented:
-            return results
+    if site.primitive.name in handlers:
+        if site.primitive in primitives_of_passes:
+            return NotImplemented  # Their handlers ask the rules that are to be asked.
+        for handler in before_rules:
+            results = handler(site, list(operands))
+            if results is not NotImplemented:
+                return results
     flat = Flat.of(operands, site.context)
     result = site.builder.rewriting.by_rule(site, operands, flat)
     if site.builder.record is not None:
@@ -302,9 +314,15 @@ def _by_default(site: Site, operands: Sequence[Operand]) -> Results:
     return site.call(apply_default, key, operands, check)
 
 
-def _gives_each_its_result(primitive: Primitive) -> bool:
-    """Whether it only moves operands, each on its own, so that no result is of two of them."""
-    return primitive.multiple_results and primitive.name in leafwise_handlers
+def _gives_each_its_result(site: Site) -> bool:
+    """Whether no result is of two operands: it only moves them, each on its own.
+
+    A handler rewrites a body, whose equations are asked this themselves.
+    """
+    primitive = site.primitive
+    return primitive.name in handlers or (
+        primitive.multiple_results and primitive.name in leafwise_handlers
+    )
 
 
 def _leafwise(site: Site, operands: Sequence[Operand]) -> Results:
