@@ -186,7 +186,7 @@ class Rewriter(Builder):
     def _emit_on_arrays(
         self,
         jaxpr: Jaxpr,
-        env: dict[Var, Any],
+        env: dict[Any, Any],
         origin: SourceInfo,
         targets: Mapping[Var, Var],
     ) -> None:
