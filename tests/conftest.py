@@ -29,6 +29,7 @@ import compile_cache  # noqa: E402
 import jax  # noqa: E402
 import numpy_backend  # noqa: E402
 import pytest  # noqa: E402
+import repeats  # noqa: E402
 from jax._src import traceback_util  # noqa: E402 - JAX has no public hook for its tracebacks
 from rule_coverage import RuleCoverage  # noqa: E402
 
@@ -82,6 +83,11 @@ def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    repeats.mark(items)
 
 
 def pytest_collection_finish():
