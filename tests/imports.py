@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import pathlib
+from collections.abc import Iterator
 
 import jaxrewrite
 
@@ -26,13 +27,18 @@ def modules() -> dict[str, pathlib.Path]:
     return {name_of(path): path for path in module_files()}
 
 
-class _NotForCheckers(ast.NodeTransformer):
-    """Drops what only type checkers read."""
+@functools.cache
+def nodes(path: pathlib.Path) -> tuple[ast.AST, ...]:
+    """The nodes of a module's syntax tree, the module first; read once for all tests."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
 
-    def visit_If(self, node: ast.If) -> ast.AST:
-        if ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            node.body = [ast.Pass()]
-        return self.generic_visit(node)
+
+def _not_for_checkers(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a tree, without what only type checkers read."""
+    yield tree
+    is_for_checkers = isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.dump(tree.test)
+    for node in tree.orelse if is_for_checkers else ast.iter_child_nodes(tree):
+        yield from _not_for_checkers(node)
 
 
 def _absolute(name: str, is_package: bool, node: ast.ImportFrom) -> str:
@@ -43,13 +49,13 @@ def _absolute(name: str, is_package: bool, node: ast.ImportFrom) -> str:
     return ".".join([*above, *([node.module] if node.module else [])])
 
 
-def imports_in(source: str, name: str, is_package: bool) -> set[str]:
-    """The modules that a module's source imports: absolute, relative, late, by name.
+def imports_in(tree: ast.AST, name: str, is_package: bool) -> set[str]:
+    """The modules that a module imports, by its syntax tree: absolute, relative, late, by name.
 
     ``from package import thing`` is an import of the module ``thing`` if there is one.
     """
     found: set[str] = set()
-    for node in ast.walk(_NotForCheckers().visit(ast.parse(source))):
+    for node in _not_for_checkers(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -77,7 +83,7 @@ def _is_import_call(node: ast.Call) -> bool:
 def imports() -> dict[str, frozenset[str]]:
     return {
         name: frozenset(
-            imports_in(path.read_text(), name, path.name == "__init__.py") - {name}
+            imports_in(nodes(path)[0], name, path.name == "__init__.py") - {name}
         )
         for name, path in modules().items()
     }

@@ -14,7 +14,7 @@ import traceback
 import jax
 import jax.numpy as jnp
 import pytest
-from imports import imports, imports_in, module_files, name_of, room_of
+from imports import imports, imports_in, module_files, name_of, nodes, room_of
 
 import jaxrewrite
 
@@ -153,21 +153,20 @@ LIBRARIES = {
 NAMED = {"values._annotations.units": {"astropy", "pint"}}
 
 
-def libraries_named_in(source):
-    """The libraries whose modules a source has as strings, such as keys of `sys.modules`."""
-    strings = (
-        node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)
-    )
+def libraries_named_in(nodes):
+    """The libraries whose modules are strings of a module, such as keys of `sys.modules`."""
+    strings = (node.value for node in nodes if isinstance(node, ast.Constant))
     return {x.partition(".")[0] for x in strings if isinstance(x, str)} & LIBRARIES
 
 
 def test_other_libraries_are_looked_up_by_name_in_their_rooms():
-    assert libraries_named_in("sys.modules.get('equinox.nn')") == {"equinox"}
-    assert libraries_named_in("raise TypeError('flax has no such module')") == set()
+    in_source = lambda source: libraries_named_in(ast.walk(ast.parse(source)))
+    assert in_source("sys.modules.get('equinox.nn')") == {"equinox"}
+    assert in_source("raise TypeError('flax has no such module')") == set()
     for path in module_files():
         name = short(name_of(path))
         if room_of(f"jaxrewrite.{name}") not in ("_compat", "_interop", "checkpoints"):
-            assert libraries_named_in(path.read_text()) == NAMED.get(name, set()), name
+            assert libraries_named_in(nodes(path)) == NAMED.get(name, set()), name
 
 
 @pytest.mark.parametrize(
@@ -184,7 +183,8 @@ def test_other_libraries_are_looked_up_by_name_in_their_rooms():
     ],
 )
 def test_all_kinds_of_imports_are_seen(source, found):
-    assert imports_in(source, "jaxrewrite._core.walk", is_package=False) == found
+    tree = ast.parse(source)
+    assert imports_in(tree, "jaxrewrite._core.walk", is_package=False) == found
 
 
 # The rooms of the ready types, from the bottom up.
@@ -202,7 +202,7 @@ VALUES = PACKAGE / "values"
 def imports_within(path):
     """The modules of `jaxrewrite.values` that a file of it imports, anywhere in it."""
     folder = path.parent.relative_to(VALUES).parts
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.level:
             above = folder[: len(folder) - node.level + 1]
             if node.module:
@@ -235,7 +235,7 @@ PRIVATE = {
 def test_ready_types_are_written_by_public_names():
     found = set()
     for path in VALUES.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
                 found |= {(path.stem, n) for n in names if n.startswith("jaxrewrite._")}
@@ -270,7 +270,7 @@ def test_rooms_import_downwards_and_no_module_in_a_circle():
 def test_private_jax_only_in_compat(path):
     if path.parent.name == "_compat":
         return
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom):
             assert not (node.module or "").startswith("jax._src")
         elif isinstance(node, ast.Import):
@@ -304,7 +304,7 @@ def test_releases_are_not_guessed_from_what_is_there(path):
     """JAX's version says what JAX does; a flag in `_compat` names the release."""
     if path.relative_to(PACKAGE).parts[0] == "values":
         return  # whose rules ask which of several primitives they are for
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if path.parent.name == "_compat" and isinstance(node, ast.Name):
             assert node.id != "hasattr", f"line {node.lineno}"
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
@@ -315,7 +315,7 @@ def test_releases_are_not_guessed_from_what_is_there(path):
 
 @functools.cache
 def modules():
-    """The modules of the package that can be imported here, with their sources."""
+    """The modules of the package that can be imported here, with their syntax trees."""
     imported = []
     for path in module_files():
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
@@ -325,7 +325,7 @@ def modules():
         except ModuleNotFoundError as error:
             assert not error.name.startswith("jaxrewrite")  # It is for another library.
             continue
-        imported.append((module, ast.parse(path.read_text())))
+        imported.append((module, nodes(path)))
     return imported
 
 
@@ -346,7 +346,7 @@ def test_exceptions_have_public_names():
     public = [jaxrewrite, jaxrewrite.checkpoints, jaxrewrite.patterns]
     public += [jaxrewrite.testing, jaxrewrite.values]
     for module, tree in modules():
-        for node in ast.walk(tree):
+        for node in tree:
             if isinstance(node, ast.ClassDef) and any(
                 is_exception(found(module, base)) for base in node.bases
             ):
@@ -363,7 +363,7 @@ def results_of_functions():
     """What the functions of the package return, by their names, with their modules."""
     results = collections.defaultdict(list)
     for module, tree in modules():
-        for node in ast.walk(tree):
+        for node in tree:
             if isinstance(node, ast.FunctionDef):
                 returned = [x.value for x in ast.walk(node) if isinstance(x, ast.Return)]
                 results[node.name] += [(value, module, tree) for value in returned]
@@ -385,7 +385,7 @@ def says_something(node, module, tree):
 
 
 def assigned(tree, name):
-    for node in ast.walk(tree):
+    for node in tree:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             yield node.value
 
@@ -393,7 +393,7 @@ def assigned(tree, name):
 def test_exceptions_have_a_text():
     """Also those of assertions. What an ``except`` raises again is not the library's."""
     for module, tree in modules():
-        for node in ast.walk(tree):
+        for node in tree:
             place = f"{module.__name__}, line {getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Assert):
                 assert node.msg is not None, place
@@ -547,7 +547,7 @@ def test_the_core_is_read_in_an_afternoon():
 
 def annotations(path):
     """The annotations of a file: of parameters, of results, and of variables."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef):
             yield node.returns
         elif isinstance(node, (ast.AnnAssign, ast.arg)):

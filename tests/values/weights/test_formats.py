@@ -423,6 +423,9 @@ def test_a_product_that_xla_does_not_have_on_a_cpu(xla):
             lax.dot_general(x, y, contracting, preferred_element_type="float32")
         )
 
+
+@pytest.mark.slow
+def test_a_derivative_that_meets_that_product(xla):
     def derivative(of, dtype):
         v = Float8.quantise(abs(normal(4, 4)).astype(dtype), "float8_e5m2", block=(4, 1))
         with_scale = lambda scale: dataclasses.replace(v, scale=scale)
