@@ -18,6 +18,12 @@ from ._annotations.interval import Interval as Interval
 from ._annotations.keys import Threefry as Threefry
 from ._annotations.masked import Masked as Masked
 from ._annotations.named import Named as Named
+from ._annotations.quantities import (
+    constant as constant,
+    converting_units as converting_units,
+    parse as parse,
+    plot_units as plot_units,
+)
 from ._annotations.tagged import Tagged as Tagged
 from ._annotations.unitful import Unitful as Unitful
 from ._annotations.units import (

@@ -74,6 +74,7 @@ WITH_JAX = {"jax", "jaxtyping", "multipledispatch", "numpy", *sys.stdlib_module_
 OF_OTHERS = {
     "_insight.plot": {"matplotlib"},
     "_interop.lineax": {"equinox", "lineax"},
+    "values._annotations.quantities": {"matplotlib", "scipy"},
     "checkpoints._files": {"safetensors"},
     "testing.fixtures": {"pytest"},
     "testing.strategies": {"hypothesis"},

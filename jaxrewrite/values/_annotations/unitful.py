@@ -24,7 +24,7 @@ from .declaration import (
     applies_function,
     mapped,
 )
-from .units import FreeUnits, Units, UnitsError, conversion, is_convertible
+from .units import FreeUnits, Units, UnitsError, conversion, in_terms_of, is_convertible
 
 
 NO_UNITS = Units()
@@ -159,10 +159,41 @@ class Unitful(Annotated):
             array = array / float(over)
         return Unitful(array.astype(self.dtype) if is_narrow else array, target)
 
+    def to_base(self, *basis: Any) -> Unitful:
+        """Convert to powers of base units, such as those of the SI or of cgs.
+
+        Parameters
+        ----------
+        *basis
+            Units such as ``"cm", "g"``, each for one base unit. The other base units are those
+            of the SI, and names that the table does not know.
+
+        Returns
+        -------
+        Unitful
+            The same quantity; see `to`.
+
+        Raises
+        ------
+        UnitsError
+            If a unit of the basis is not of one base unit, or an offset or a logarithm is met.
+
+        Examples
+        --------
+        >>> from jaxrewrite import values
+        >>> force = values.parse("3 kN")
+        >>> force.to_base(), force.to_base("cm", "g")
+        (Unitful(3000. kg m s^-2, dtype=float32), Unitful(3.e+08 cm g s^-2, dtype=float32))
+        """
+        return self.to(in_terms_of(self.units, basis))
+
     def materialise(self) -> Any:
         """Return the array if it has no units; else raise `UnitsError`."""
         if _needs_units(self):
-            raise UnitsError(f"it has units, {self.units}.")
+            raise UnitsError(
+                f"it has units, {self.units}. Its numbers are in its field array; "
+                "those in units of yours are x.to(units).array."
+            )
         return self.array
 
     def picture(self) -> Any:

@@ -7,6 +7,7 @@ import math
 import operator
 import re
 import sys
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -199,14 +200,20 @@ def _power(name: str, exponent: Fraction) -> str:
 # A unit as a number of other units. Names that are not here are base units of their own kind.
 _TABLE: dict[str, tuple[Fraction | float, Units]] = {}
 
-# Temperatures in them are no multiples of a kelvin.
+# Temperatures in them are no multiples of a kelvin: a kelvin is so many degrees, and they begin there.
+_CELSIUS, _FAHRENHEIT = (
+    (Fraction(1), Fraction("273.15")),
+    (Fraction(5, 9), Fraction("459.67")),
+)
 _WITH_OFFSET = {
-    "degC",
-    "degF",
-    "celsius",
-    "fahrenheit",
-    "degree_Celsius",
-    "degree_Fahrenheit",
+    **dict.fromkeys(("degC", "celsius", "degree_Celsius"), _CELSIUS),
+    **dict.fromkeys(("degF", "fahrenheit", "degree_Fahrenheit"), _FAHRENHEIT),
+}
+
+# Logarithms of ratios, and how to write the numbers that they are of.
+_LOGARITHMIC = {
+    **{"dB": "10 ** (x / 10)", "dBm": "10 ** (x / 10)", "dBW": "10 ** (x / 10)"},
+    **{"Np": "jnp.exp(x)", "dex": "10 ** x", "pH": "10 ** -x", "mag": "10 ** (-x / 2.5)"},
 }
 
 
@@ -270,11 +277,7 @@ def _base_units(units: Units) -> tuple[Fraction | float, Units]:
     factor: Any = Fraction(1)
     base = Units()
     for name, exponent in units.exponents:
-        if name in _WITH_OFFSET and name not in _TABLE:
-            raise UnitsError(
-                f"{name} has an offset, so a temperature in {name} is no multiple of a kelvin. "
-                "Convert the numbers to K first, for example by x + 273.15."
-            )
+        _check_is_linear(name)
         number, definition = _TABLE.get(name, (Fraction(1), None))
         inner: Any = Fraction(1)
         if definition is None:
@@ -284,6 +287,49 @@ def _base_units(units: Units) -> tuple[Fraction | float, Units]:
         factor = factor * _raised(number * inner, exponent)
         base = base * definition**exponent
     return factor, base
+
+
+def _check_is_linear(name: str) -> None:
+    """Raise `UnitsError` for units of which two are not twice as much as one."""
+    if name in _TABLE:
+        return
+    if name in _WITH_OFFSET:
+        raise UnitsError(
+            f"{name} has an offset, so a temperature in {name} is no multiple of a kelvin. "
+            f"Write a point on the scale in K, as jaxrewrite.values.parse('20 {name}') does, and a "
+            "difference in delta_degC or delta_degF."
+        )
+    if name in _LOGARITHMIC:
+        raise UnitsError(
+            f"{name} is the logarithm of a ratio, and not a unit that numbers are multiples of. "
+            f"Convert the numbers first, by {_LOGARITHMIC[name]}."
+        )
+
+
+def in_kelvin(numbers: Any, units: Units) -> tuple[Any, Units]:
+    """Numbers and units, in kelvins if they are points on the scale of a thermometer."""
+    _define_known()
+    if str(units) in _WITH_OFFSET and str(units) not in _TABLE:
+        degree, offset = _WITH_OFFSET[str(units)]
+        return (numbers + float(offset)) * float(degree), Units("K")
+    for name, _ in units.exponents:
+        _check_is_linear(name)
+    return numbers, units
+
+
+def in_terms_of(units: Units, basis: Sequence[Any]) -> Units:
+    """Units of the same kind, as powers of some units, each of a base unit of its own."""
+    powers: dict[str, Units] = {}
+    for unit in map(Units, basis):
+        exponents = _base_units(unit)[1].exponents
+        if len(exponents) != 1 or exponents[0][1] != 1:
+            raise UnitsError(
+                f"{unit} is {_base_units(unit)[1]} in base units, and stands for none of them."
+            )
+        powers[exponents[0][0]] = unit
+    _, kind = _base_units(units)
+    factors = (powers.get(name, Units({name: 1})) ** e for name, e in kind.exponents)
+    return functools.reduce(operator.mul, factors, Units())
 
 
 def _raised(number: Any, exponent: Fraction) -> Any:
@@ -402,6 +448,7 @@ _OTHERS: dict[str, tuple[Any, str]] = {
     **{"mi": ("1609.344", "m"), "L": ("1/1000", "m^3"), "bar": (100000, "Pa")},
     **{"eV": ("1.602176634e-19", "J"), "cal": ("4.184", "J"), "Wh": (3600, "J")},
     **{"atm": (101325, "Pa"), "deg": (math.pi / 180, "rad")},
+    **{"delta_degC": (1, "K"), "delta_degF": ("5/9", "K")},
 }
 
 
