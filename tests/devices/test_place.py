@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import math
 import re
 
 import choose
@@ -222,6 +223,45 @@ def test_products_are_placed_on_explicit_axes(name):
             slope = jax.jit(jax.grad(transform(loss, materialise="forbid")))(x, v)
             assert slope.sharding.spec == x.sharding.spec
             np.testing.assert_allclose(slope, jax.jit(jax.grad(loss))(x, w), 1e-4, 1e-4)
+
+
+def gathered(compiled):
+    """The dtypes of the arrays that a compiled program gathers, with their sizes."""
+    found = re.findall(r"= (\w+)\[([\d,]*)\]\S* all-gather\(", compiled.as_text())
+    return {(dtype, math.prod(map(int, sizes.split(",")))) for dtype, sizes in found}
+
+
+def by_constraint(mesh):
+    return lambda x, w: x @ jax.lax.with_sharding_constraint(w, NamedSharding(mesh, P()))
+
+
+def by_reshard(mesh):
+    whole = lambda w: jax.sharding.reshard(w, P())
+    return lambda x, w: jnp.einsum("bi,ij->bj", x, whole(w), out_sharding=P("data"))
+
+
+@pytest.mark.parametrize(
+    ("axes", "program", "bits"),
+    [
+        (AxisType.Auto, by_constraint, 8),
+        (AxisType.Explicit, by_reshard, 4),
+        choose.slow((AxisType.Auto, by_constraint, 4)),
+        choose.slow((AxisType.Explicit, by_reshard, 8)),
+    ],
+)
+def test_what_is_gathered_are_codes_and_scales(axes, program, bits, xla):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(axes,))
+    split = NamedSharding(mesh, P("data"))
+    v = Quantised.quantise(jnp.ones((64, 16)), bits, block=(8, 1))
+    with jax.set_mesh(mesh):
+        v = place({"w": v}, mesh, [("w", P("data"))])["w"]
+        x = jax.device_put(jnp.ones((8, 64)), split)
+        implicit = transform(program(mesh), materialise="forbid")
+        loss = lambda x, v: jnp.sum(jnp.sin(implicit(x, v)))
+        for fn in (implicit, jax.grad(loss)):
+            dtypes = dict(gathered(jax.jit(fn).lower(x, v).compile()))
+            assert dtypes.pop("f32") == v.scale.size
+            assert dtypes == {"s8": v.size * bits // 8}
 
 
 PAIRS = {
