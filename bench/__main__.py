@@ -21,6 +21,7 @@ from . import (
     plots,
     quantised,
     report,
+    scale,
     steady,
     structured,
     suite,
@@ -35,7 +36,7 @@ PARTS = {
         module.PART
         for module in (
             *(model, quantised, conversions, overhead, growth, operations),
-            *(types, structured, steady, imports, patterns, peers),
+            *(types, structured, steady, imports, patterns, peers, scale),
         )
     )
 }

@@ -1,6 +1,7 @@
 """The benchmarks run at a small size, and their exact figures are right; no times are tested."""
 
 import collections
+import functools
 import itertools
 import pathlib
 import re
@@ -8,9 +9,13 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType
 
+import jaxrewrite
 from bench import (
+    llama,
     machine,
     measure as measuring,
     model,
@@ -18,10 +23,13 @@ from bench import (
     peers,
     plots,
     report,
+    scale,
     suite,
     types,
 )
 from bench.__main__ import PARTS, main
+from bench.collectives import collectives
+from jaxrewrite.testing import assert_same
 
 
 pytestmark = pytest.mark.usefixtures("no_leak_checks")
@@ -355,3 +363,70 @@ def test_under_pytest_benchmark():
     )
     assert done.returncode == 0, done.stdout
     assert "13 passed" in done.stdout
+
+
+# --- programs for many devices --------------------------------------------------------------
+
+
+HLO = """\
+HloModule jit_step, num_partitions=8
+
+%body (state: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {
+  %gathered = s8[16,8]{1,0} all-gather(s8[2,8]{1,0} %codes), dimensions={0}
+  %sums = (f32[4,8]{1,0}, bf16[2]{0}) all-reduce(f32[4,8] %x, bf16[2] %y), to_apply=%add
+}
+
+%branch (x: f32[4]) -> f32[4] {
+  ROOT %moved = f32[4]{0} collective-permute(f32[4]{0} %x)
+}
+
+ENTRY %main (x: f32[4,8]) -> f32[4,8] {
+  %start = (pred[2]{0}, pred[16]{0}) all-gather-start(pred[2]{0} %mask)
+  %loop = (s32[], f32[4,8]) while(%state), body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %chosen = f32[4]{0} conditional(%i, %x), branch_computations={%branch}
+}
+"""
+
+
+def test_collectives_are_counted_with_the_turns_of_loops():
+    found = {(c.name, c.dtype, c.shape): n for c, n in collectives(HLO).items()}
+    assert found == {
+        ("all-gather", "s8", (16, 8)): 3,
+        ("all-reduce", "f32", (4, 8)): 3,
+        ("all-reduce", "bf16", (2,)): 3,
+        ("all-gather", "pred", (16,)): 1,
+        ("collective-permute", "f32", (4,)): 1,
+    }
+    sizes = {(c.name, c.dtype): c.nbytes for c in collectives(HLO)}
+    assert sizes["all-gather", "s8"] == 128 and sizes["all-reduce", "bf16"] == 4
+    assert sizes["all-gather", "pred"] == 16
+
+
+@pytest.mark.slow
+def test_the_model_of_many_devices_is_that_of_its_dense_weights():
+    config = llama.SIZES["tiny"]._replace(layers=1, length=4)
+    mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    params = scale.quantised(config, jax.random.key(0))
+    model = functools.partial(llama.apply, config, llama.Layout(mesh))
+    tokens = jnp.arange(8).reshape(2, 4)
+    got = jax.jit(jaxrewrite.transform(model, materialise="forbid"))(params, tokens)
+    want = jax.jit(model)(jaxrewrite.materialise(params), tokens)
+    assert_same(got, want, 0.1)
+    step = functools.partial(llama.decode, config, llama.Layout(mesh))
+    cache = llama.cache(config, 2)
+    for i in range(4):
+        logits, cache = jax.jit(jaxrewrite.transform(step, materialise="forbid"))(
+            params, cache, tokens[:, i : i + 1], jnp.int32(i)
+        )
+        assert_same(logits[:, 0], got[:, i], 0.1)
+
+
+@pytest.mark.slow
+def test_no_dense_weight_is_sent(file):
+    rows = measure("scale", file=file)
+    for program in ("training", "decoding"):
+        for mesh in ("FSDP", "tensor parallel"):
+            case = f"tiny on 8 devices, {mesh}, {program}"
+            assert rows[case, None, scale.SENT]["implicit"].value == 0
+        gathered = rows[f"tiny on 8 devices, FSDP, {program}", None, scale.SENT]
+        assert gathered["dense"].value > 0
