@@ -135,7 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for part in parts:
             mine = [result for result in results if result.part == part.name]
             figures[part.name] = plots.save(part, mine, given.plots)
-        if drawn := plots.overview(parts, results, given.plots):
+        is_all = len(parts) == len(PARTS)
+        if is_all and (drawn := plots.overview(parts, results, given.plots)):
             figures[""] = [drawn]
     if given.page:
         page.write(given.page, parts, results, versions, figures, given.plots)

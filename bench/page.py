@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 
 from . import report
@@ -42,23 +43,30 @@ def write(
 ) -> None:
     """Write the page of findings, and beside it a page with the tables of each part.
 
-    ``figures`` are the files of each part in ``folder``, and under the name ``""`` that of all.
+    ``figures`` are the files of each part in ``folder``, and under the name ``""`` that of all. Of
+    few parts only the findings and the tables change, where the page is there already.
     """
     home = os.path.dirname(file) or "."
     tables = os.path.join(home, "measurements")
     os.makedirs(tables, exist_ok=True)
     versions = ", ".join(f"{name} {version}" for name, version in environment.items())
     (overview,) = _paths(figures.get("", ["overview.png"]), folder, home)
-    written = [HEAD.format(environment=versions, overview=overview)]
+    head = HEAD.format(environment=versions, overview=overview)
+    findings: dict[str, str] = {}
+    if os.path.exists(file) and "" not in figures:
+        with open(file) as stream:
+            head, *items = re.split(r"^(?=\* `)", stream.read(), flags=re.MULTILINE)
+        findings = {item.partition(" <")[0]: item for item in items}
     for part in parts:
         mine = [result for result in results if result.part == part.name]
-        link = f"`{part.title} <measurements/{part.name}.rst>`__"
-        written += [f"* {link}.", *(f"  {line}" for line in _sentences(part, mine))]
+        name = f"* `{part.title}"
+        lines = [f"{name} <measurements/{part.name}.rst>`__.", *_sentences(part, mine)]
+        findings[name] = "\n  ".join(lines) + "\n"
         drawn = _paths(figures.get(part.name, ()), folder, tables)
         with open(os.path.join(tables, f"{part.name}.rst"), "w") as stream:
             stream.write(report.rst(part, mine, drawn, TABLE))
     with open(file, "w") as stream:
-        stream.write(written[0] + "\n".join(written[1:]) + "\n")
+        stream.write(head + "".join(findings.values()))
 
 
 def _sentences(part: Part, results: Sequence[Measurement]) -> list[str]:

@@ -255,22 +255,29 @@ def _is_dense_weight(
 
 
 def headline(results: Sequence[Measurement]) -> list[str]:
-    """Of each training step, what a device holds and receives; and what dense weights travel."""
+    """Of the largest model on each mesh, what a device holds and receives to train it."""
     rows = rows_of(results)
+    steps = {
+        case.partition(" on ")[2]: case
+        for case, _, quantity in rows
+        if quantity == "memory" and case.endswith("training")
+    }
     lines = []
-    for (case, _, quantity), row in rows.items():
-        if quantity != "memory" or not case.endswith("training"):
-            continue
-        held = " in place of ".join(
-            with_prefix(row[variant].value or 0.0, "B") for variant in ("implicit", "dense")
+    for case in steps.values():
+        received = {
+            variant: sum(
+                numbers[variant].value or 0.0
+                for (other, _, quantity), numbers in rows.items()
+                if other == case and quantity.endswith(", bytes")
+            )
+            for variant in ("implicit", "dense")
+        }
+        memory = {v: rows[case, None, "memory"][v].value or 0.0 for v in received}
+        holds, receives = (
+            " in place of ".join(with_prefix(x, "B") for x in numbers.values())
+            for numbers in (memory, received)
         )
-        received = {"implicit": 0.0, "dense": 0.0}
-        for (other, _, kind), numbers in rows.items():
-            if other == case and kind.endswith(", bytes"):
-                for variant in received:
-                    received[variant] += numbers[variant].value or 0.0
-        sent = " in place of ".join(with_prefix(x, "B") for x in received.values())
-        lines.append(f"{case}: a device holds {held}, and receives {sent} in a step")
+        lines.append(f"{case}: a device holds {holds}, and receives {receives} in a step")
     sent = [row["implicit"].value for (_, _, q), row in rows.items() if q == SENT]
     return [
         *lines,

@@ -430,3 +430,14 @@ def test_no_dense_weight_is_sent(file):
             assert rows[case, None, scale.SENT]["implicit"].value == 0
         gathered = rows[f"tiny on 8 devices, FSDP, {program}", None, scale.SENT]
         assert gathered["dense"].value > 0
+
+
+def test_a_part_that_is_measured_anew_leaves_the_findings_of_others(tmp_path):
+    file = str(tmp_path / "page.rst")
+    parts = [PARTS["overhead"], PARTS["growth"]]
+    by_hand, implicit = made(1.0, "by hand"), made(1.5)
+    page.write(file, parts, [by_hand, implicit], {"jax": "1"}, {"": ["overview.png"]}, None)
+    before = pathlib.Path(file).read_text()
+    assert "trace 1.50" in before
+    page.write(file, parts[:1], [by_hand, made(1.25)], {"jax": "2"}, {}, None)
+    assert pathlib.Path(file).read_text() == before.replace("trace 1.50", "trace 1.25")
