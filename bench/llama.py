@@ -23,7 +23,7 @@ class Config(NamedTuple):
     key_heads: int
     hidden: int
     vocabulary: int = 128_256
-    length: int = 2048
+    length: int = 1536  # Of no weight's axis, by which a dense weight is known.
 
     @property
     def head(self) -> int:

@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from .suite import Case, Measurement, Options, Part, Target, rows_of
 from .table import with_prefix
 
 
-RANK, BLOCK = 16, 64
+RANK, BLOCK = 16, 32
 SENT = "dense weights sent"
 
 # The devices, how they are arranged along data and model, and the sizes that are compiled there.
@@ -99,8 +99,20 @@ def quantised(config: llama.Config, key: Any) -> Any:
     return {**params, **{name: in_four_bits(params[name]) for name in ("embed", "head")}}
 
 
-# A program that JAX has not seen, the shapes of its arguments, and where these are.
-Program = tuple[Callable[[], Callable[..., Any]], tuple[Any, ...], tuple[Any, ...]]
+class Program(NamedTuple):
+    """``make`` gives a program that JAX has not seen; then its arguments' shapes and places.
+
+    The arguments at ``changed`` are given away for results of their shapes.
+    """
+
+    make: Callable[[], Callable[..., Any]]
+    shapes: tuple[Any, ...]
+    places: tuple[Any, ...]
+    changed: tuple[int, ...]
+
+    def trace(self) -> Any:
+        jitted = jax.jit(self.make(), in_shardings=self.places, donate_argnums=self.changed)
+        return jitted.trace(*self.shapes)
 
 
 def training(config: llama.Config, mesh: jax.sharding.Mesh, is_dense: bool) -> Program:
@@ -138,8 +150,9 @@ def training(config: llama.Config, mesh: jax.sharding.Mesh, is_dense: bool) -> P
 
         return step
 
-    data = NamedSharding(mesh, P("data"))
-    return make, (trained, moments, rest, tokens), (where, where_moments, where_rest, data)
+    shapes = trained, moments, rest, tokens
+    places = where, where_moments, where_rest, NamedSharding(mesh, P("data"))
+    return Program(make, shapes, places, (0, 1))
 
 
 def decoding(config: llama.Config, mesh: jax.sharding.Mesh, is_dense: bool) -> Program:
@@ -156,7 +169,7 @@ def decoding(config: llama.Config, mesh: jax.sharding.Mesh, is_dense: bool) -> P
 
     at = functools.partial(NamedSharding, mesh)
     places = where, {name: at(llama.CACHE) for name in cache}, at(P("data")), at(P())
-    return make, (params, cache, token, position), places
+    return Program(make, (params, cache, token, position), places, (1,))
 
 
 def _params(
@@ -179,18 +192,12 @@ def _compare(
         "dense": make(config, mesh, True),
         "implicit": make(config, mesh, False),
     }
-
-    def tracer(program: Program) -> Callable[[], Any]:
-        anew, shapes, places = program
-        return lambda: jax.jit(anew(), in_shardings=places).trace(*shapes)
-
-    traces = {variant: tracer(program) for variant, program in programs.items()}
+    traces = {variant: program.trace for variant, program in programs.items()}
     yield from case.timed("trace", measure.interleaved(traces, 3))
     found: dict[str, dict[str, float]] = {}
     units: dict[str, str] = {}
-    for variant, (_, shapes, places) in programs.items():
-        compiled = traces[variant]().lower().compile()
-        for quantity, unit, number in _facts(config, mesh, name, shapes, places, compiled):
+    for variant, program in programs.items():
+        for quantity, unit, number in _facts(config, mesh, name, program):
             found.setdefault(quantity, {})[variant] = number
             units[quantity] = unit
     for quantity, numbers in found.items():
@@ -202,12 +209,11 @@ def _facts(
     config: llama.Config,
     mesh: jax.sharding.Mesh,
     name: str,
-    shapes: Any,
-    places: Any,
-    compiled: Any,
+    program: Program,
 ) -> Iterator[tuple[str, str, float]]:
     """What each device has, computes, and receives."""
-    kept = [_nbytes(*pair) for pair in zip(shapes, places, strict=True)]
+    compiled = program.trace().lower().compile()
+    kept = [_nbytes(*pair) for pair in zip(program.shapes, program.places, strict=True)]
     if name == "training":
         yield "parameters", "B", kept[0] + kept[2]
         yield "optimiser state", "B", kept[1]
