@@ -51,6 +51,12 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
     return dataclasses.field(metadata=metadata, **kwargs)
 
 
+# Methods that a type could define once, and what it defines now.
+_GONE = {
+    "settled": "adopt returns a value of a subclass, whose materialise says it.",
+}
+
+
 @dataclass_transform(
     eq_default=False, frozen_default=True, field_specifiers=(field, dataclasses.field)
 )
@@ -111,6 +117,11 @@ class Value(PyTree):
     # Whether an annotation with this class itself, not a subclass, means any value.
     _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in _GONE.keys() & vars(cls):
+            raise TypeError(f"{cls.__name__}.{name} is not called any more: {_GONE[name]}")
 
     @property
     def __jax_array__(self) -> Any:
@@ -226,6 +237,11 @@ class Value(PyTree):
         or where two branches or turns of a loop return them; and for such a result of a
         jaxpr inside.
 
+        The value may be of a subclass without ``adopt`` of its own, for numbers of which it is
+        open what they are. Rules and ``join`` then say by their results what they have become.
+        Where the program ends, and nothing has told, a value of this subclass is what its
+        ``materialise`` returns, an array or a value; and it becomes that whatever the policy.
+
         Parameters
         ----------
         array
@@ -243,20 +259,6 @@ class Value(PyTree):
             array.
         """
         return NotImplemented
-
-    def settled(self) -> Result:
-        """Return what this value is where the program ends.
-
-        A type overrides it if it adopts arrays, and nothing has told since what they are.
-        The leaves stand for arrays, as in `adopt`. A value for which this is not ``self``
-        becomes dense whatever the policy.
-
-        Returns
-        -------
-        Any
-            The same array as a value, or as an array; by default ``self``.
-        """
-        return self
 
     def stacked(self, size: int) -> Result:
         """Return ``size`` values of this structure as one stacked value.

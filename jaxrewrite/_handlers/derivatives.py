@@ -31,7 +31,14 @@ from .._analyses.same import same
 from .._batched import Batched
 from .._compat import Tree
 from .._core import avals
-from .._core.avals import aval_of, avals_of, dense_aval, mismatch, rule_children
+from .._core.avals import (
+    aval_of,
+    avals_of,
+    dense_aval,
+    is_adopted,
+    mismatch,
+    rule_children,
+)
 from .._core.bodies import rewrite_jaxpr
 from .._core.builder import Rewritten
 from .._core.dense import Reason, policy_on
@@ -527,7 +534,7 @@ def pull_back(
 
 def _as_dense_as_can_be(tangent: Any) -> Any:
     """A tangent without values, except for values of types that are never dense."""
-    if not is_value(tangent) or tangent.settled() is not tangent:
+    if not is_value(tangent) or is_adopted(tangent):
         return tangent  # Or an array that another value adopted.
     if can_be_dense(on_avals(tangent)):
         return materialise(tangent)
@@ -547,7 +554,7 @@ def _meeting(
     """
     wanted = form.dual()
     count, treedef = len(tree_leaves(wanted)), tree_structure(wanted)
-    if is_value(cotangent) and cotangent.settled() is not cotangent:
+    if is_value(cotangent) and is_adopted(cotangent):
         # An array that another value adopted is a value of any metadata.
         leaves = tree_leaves(cotangent)
         if len(leaves) == count:
