@@ -54,6 +54,9 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
 # Methods that a type could define once, and what it defines now.
 _GONE = {
     "settled": "adopt returns a value of a subclass, whose materialise says it.",
+    **dict.fromkeys(
+        ("stacked", "unstacked"), "sliceable says both, or the axes of the type."
+    ),
 }
 
 
@@ -120,7 +123,7 @@ class Value(PyTree):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in _GONE.keys() & vars(cls):
+        for name in filter(vars(cls).__contains__, _GONE):
             raise TypeError(f"{cls.__name__}.{name} is not called any more: {_GONE[name]}")
 
     @property
@@ -260,56 +263,45 @@ class Value(PyTree):
         """
         return NotImplemented
 
-    def stacked(self, size: int) -> Result:
-        """Return ``size`` values of this structure as one stacked value.
+    def sliceable(self) -> Result:
+        """Return the same array, with leaves that can be sliced along its first axis.
 
-        It is called where a program stacks values, as a scan does with its ys. A type that
-        declares the axes of its leaves (``ArrayValue.axes``) has this method from that, as it has
-        `unstacked`, `sliceable` and `leaf_specs`.
-
-        Parameters
-        ----------
-        size
-            The length of the new leading axis.
+        It is called where a program slices values, as a scan does with its xs, and where it
+        stacks them, as with its ys: what is in this form already is a stack of elements. A type
+        that declares the axes of its leaves (``ArrayValue.axes``) has this method from that, as
+        it has `leaf_specs`.
 
         Returns
         -------
         Value
-            A value of this value's shape with ``size`` before it. ``self`` has the metadata
-            of one value, and leaves that are already stacked: each has a leading axis of
-            this size. Or ``NotImplemented``, which gives a `Batched` value.
+            A value of this value's shape. Each of its leaves has a leading axis as long as the
+            value's own, and slices of all leaves at one index, with the same metadata, are the
+            slice of the array. Repeat a leaf that is shared along the axis. It is ``self`` if
+            this is so already, and then such values are stacked leaf by leaf. Or
+            ``NotImplemented``, by default: then the whole becomes dense where it is sliced, and
+            a stack is a `Batched` value.
+
+        Examples
+        --------
+        >>> import jax, jax.numpy as jnp, jaxrewrite
+        >>> class Multiple(jaxrewrite.ArrayValue):
+        ...     factor: jax.Array  # of a whole array, or of each along leading axes
+        ...     x: jax.Array
+        ...     def materialise(self):
+        ...         ones = [1] * (self.x.ndim - self.factor.ndim)
+        ...         return self.factor.reshape(*self.factor.shape, *ones) * self.x
+        ...     def sliceable(self):
+        ...         if self.factor.ndim:
+        ...             return self
+        ...         return Multiple(jnp.broadcast_to(self.factor, self.x.shape[:1]), self.x)
+        >>> v = Multiple(jnp.float32(2), jnp.arange(6.0).reshape(3, 2))
+        >>> rows = jaxrewrite.transform(lambda v: jax.lax.map(lambda row: row, v))(v)
+        >>> rows
+        Multiple([[ 0.  2.]
+                  [ 4.  6.]
+                  [ 8. 10.]], dtype=float32)
         """
         return NotImplemented
-
-    def unstacked(self) -> Result:
-        """Return one element along the leading axis.
-
-        It is called where a program slices values, as a scan does with its xs, if each leaf
-        of the result of `sliceable` has a leading axis as long as the value's own.
-
-        Returns
-        -------
-        Value
-            A value of this value's shape without the first axis. ``self`` has the metadata
-            of the whole, and leaves that are already sliced. Or ``NotImplemented``, which
-            makes the whole dense.
-        """
-        return NotImplemented
-
-    def sliceable(self) -> Value:
-        """Return the same array with leaves that can be sliced along its first axis.
-
-        It is called before `unstacked`. A type overrides it if a leaf may be shared along
-        an axis of the array, or if metadata has the length of an axis. Repeat such a leaf
-        along that axis.
-
-        Returns
-        -------
-        Value
-            A value of this value's shape. Each of its leaves has a leading axis as long as
-            the value's own. By default ``self``.
-        """
-        return self
 
     def tangent(self, leaf_tangents: Any) -> Any:
         """Return the tangent of this array for tangents of its leaves.

@@ -572,7 +572,7 @@ NAMED = Named(NUMBERS, ("a", "b"))
         (jax.nn.relu, ("a", "b")),
         (lambda x: lax.top_k(x, 2)[1], ("a", "b")),
         (lambda x: lax.scan(lambda c, r: (c + r, None), jnp.zeros(4), x)[0], ("b",)),
-        (lambda x: lax.scan(lambda c, r: (c, 2 * r), 0, x)[1], (None, "b")),
+        (lambda x: lax.scan(lambda c, r: (c, 2 * r), 0, x)[1], ("b",)),
         (lambda x: lax.cond(True, jnp.sin, jnp.ones_like, x), ("a", "b")),
         (jax.grad(lambda x: jnp.sin(x[1:]).sum()), ("a", "b")),
         (jax.vmap(lambda row: row * row.sum()), ("a", "b")),
