@@ -54,6 +54,7 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
 # Methods that a type could define once, and what it defines now.
 _GONE = {
     "settled": "adopt returns a value of a subclass, whose materialise says it.",
+    "dual": "cotangents have the metadata that one divided by a tangent has, by the rule for div.",
     **dict.fromkeys(
         ("stacked", "unstacked"), "sliceable says both, or the axes of the type."
     ),
@@ -391,20 +392,6 @@ class Value(PyTree):
         ...         return "entries"
         """
         return "all"
-
-    def dual(self) -> Value:
-        """Return a tangent of a type that is never dense, as a cotangent, or one as a tangent.
-
-        A backward rule of `jax.custom_vjp` gets cotangents of results that are values of such
-        a type, and returns those of operands. A type overrides it if they have other
-        metadata than tangents: those of quantities have the inverse units.
-
-        Returns
-        -------
-        Value
-            A value with the same leaves, whose ``dual`` is ``self``; by default ``self``.
-        """
-        return self
 
     def leaf_specs(self, spec: Any) -> Any:
         """Return how the leaves are sharded if the array is.

@@ -235,10 +235,6 @@ class Unitful(Annotated):
         same_units("a custom derivative rule", (self, tangent))
         return _quantity(array_of(tangent), self.units)
 
-    def dual(self) -> Unitful:
-        """The inverse units: the product with a tangent is a number."""
-        return _quantity(self.array, NO_UNITS / self.units)
-
 
 class AnyUnits(Unitful):
     """Numbers that a program writes and that have any units, until something tells their units."""
