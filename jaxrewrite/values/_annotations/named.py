@@ -139,10 +139,6 @@ class Named(Annotated):
         vars(of_elements).update(array=self.array, names=_names(self)[1:])
         return of_elements
 
-    def lift_tangent(self, tangent: Any) -> Any:
-        """Give a tangent from a custom derivative rule the names of this array."""
-        return Named(_array(tangent), _names(self))
-
 
 def _names(x: Any) -> Names:
     """A name or ``None`` for each axis."""

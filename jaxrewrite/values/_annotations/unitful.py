@@ -227,13 +227,11 @@ class Unitful(Annotated):
 
     def tangent(self, leaf_tangents: Any) -> Any:
         """A tangent with the same units."""
-        if not inexact(self.array):
-            return NotImplemented
-        return _quantity(leaf_tangents.array, self.units)
+        return leaf_tangents if inexact(self.array) else NotImplemented
 
     def lift_tangent(self, tangent: Any) -> Any:
         same_units("a custom derivative rule", (self, tangent))
-        return _quantity(array_of(tangent), self.units)
+        return super().lift_tangent(tangent)
 
 
 class AnyUnits(Unitful):
