@@ -121,7 +121,8 @@ class Batched(ArrayValue):
             dense = jax.vmap(dense, axis_size=length)
         return dense(leaves)
 
-    def unstacked(self) -> Any:
+    def of_sliced_leaves(self) -> Any:
+        """The element, if all leaves have been sliced: a stack has one axis less."""
         # An element without leaves has not been sliced.
         return self if self.ndims and self.lengths() else self.element
 

@@ -15,32 +15,11 @@ from .declaration import BATCH, Axes, axes_of
 from .layout import Leaves, leaves_of, locate_leaf, misfit, positions, shape_of
 
 
-def stacked(self: Any, size: int) -> Any:
-    """One more axis in front of each leaf is one more axis in front of the array."""
-    axes = axes_of(type(self))
-    if axes is None or not takes_batch(axes):
-        return NotImplemented
-    return _with_batch(self, lambda batch: (size, *batch))
-
-
-def unstacked(self: Any) -> Any:
-    """One axis less in front of each leaf is one axis less in front of the array."""
-    axes = axes_of(type(self))
-    if axes is None or not takes_batch(axes):
-        return NotImplemented
-    children = leaves_of(self)
-    for field, leaf in zip(children.fields, children.leaves, strict=True):
-        named = sum(x.name != BATCH and x.name[0] != "*" for x in axes.leaves[field])
-        if len(leaf.shape) < named:
-            return NotImplemented
-    return _with_batch(self, lambda batch: batch[1:])
-
-
 def sliceable(self: Any) -> Any:
     """The same array, with an entry of its own in each leaf for each of the first axis."""
     axes = axes_of(type(self))
     if axes is None or not takes_batch(axes) or not has_batch_axis(self, axes):
-        return self
+        return NotImplemented
     length = self.shape[0]
     children = leaves_of(self)
 
@@ -73,7 +52,17 @@ def leaf_specs(self: Any, spec: Any) -> Any:
     return children.rebuilt(specs)
 
 
-METHODS = {f.__name__: f for f in (stacked, unstacked, sliceable, leaf_specs)}
+METHODS = {f.__name__: f for f in (sliceable, leaf_specs)}
+
+
+def stack_of(value: Any, size: int) -> Any:
+    """The stack that a value with the metadata of one, and with stacked leaves, stands for."""
+    return _with_batch(value, lambda batch: (size, *batch))
+
+
+def element_of(value: Any) -> Any:
+    """The element that a value with the metadata of a stack, and sliced leaves, stands for."""
+    return _with_batch(value, lambda batch: batch[1:])
 
 
 def on_leaf(fn: Any, leaf: Any, *others: Any) -> Any:
@@ -117,7 +106,8 @@ def takes_batch(axes: Axes) -> bool:
 def _with_batch(value: Any, change: Any) -> Any:
     """The value with other batch axes in the static fields that hold their sizes."""
     axes = axes_of(type(value))
-    assert axes is not None, "the type has no declaration"
+    if axes is None:
+        return value
     holding = {field: names for field, names in axes.sizes.items() if BATCH in names}
     if not holding:
         return value

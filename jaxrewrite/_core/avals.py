@@ -100,6 +100,17 @@ def aval_of(value: Value) -> ShapedArray:
     return cached
 
 
+def is_adopted(value: Value) -> bool:
+    """Whether a value is an array that another value adopted, and nothing has told what it is.
+
+    It is of the class that its own `Value.adopt` returns, and inherits from the class that adopts.
+    """
+    cls = type(value)
+    if cls.adopt is Value.adopt or "adopt" in vars(cls):
+        return False
+    return type(value.adopt(aval_of(value), None)) is cls
+
+
 def _check_is_whole(value: Value, error: Exception) -> None:
     """Raise `TypeError` if the cause of an error is that the value lacks some leaves."""
     name = type(value).__name__

@@ -7,7 +7,8 @@ adds to its builder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Sequence
+import itertools
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import _compat
 from .._compat import Atom, DropVar, Jaxpr, JaxprEqn, Primitive, SourceInfo, Var
-from .avals import aval_of, avals_of, children
+from .avals import aval_of, avals_of, children, is_adopted
 from .builder import Applied, Rewritten
 from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from .errors import MaterialisationWarning, at_line
@@ -50,6 +51,12 @@ def annotations_in(x: Any) -> set[type[Value]]:
 
 def is_around_annotation(x: Any) -> bool:
     return not is_annotation(x) and bool(annotations_in(x))
+
+
+def _are_alike(kinds: Iterable[type[Value]], others: Iterable[type[Value]]) -> bool:
+    """Whether a type is among others, or is a subclass of one of them, or the other way round."""
+    pairs = itertools.product(kinds, others)
+    return any(issubclass(a, b) or issubclass(b, a) for a, b in pairs)
 
 
 class Site(NamedTuple):
@@ -245,10 +252,10 @@ class Site(NamedTuple):
         A rule for units sees those of an operand, but not those inside of a sum of arrays, so
         that becomes dense up to them.
         """
-        kinds = {type(x) for x in operands if is_annotation(x)}
+        kinds = [type(x) for x in operands if is_value(x) and is_annotation(x)]
         return [
             self.materialise(x, NO_RULE, is_annotation)
-            if kinds and is_around_annotation(x) and kinds & annotations_in(x)
+            if is_around_annotation(x) and _are_alike(kinds, annotations_in(x))
             else x
             for x in operands
         ]
@@ -265,7 +272,7 @@ class Site(NamedTuple):
             return value
         cls, builder = type(value), self.builder
         policy = policy_on(cls, self.settings.policy)
-        if value.settled() is not value:
+        if is_adopted(value):
             policy = "allow"  # It is an array that another value adopted.
         if policy == "forbid":
             raise reason.refusal(self.primitive, cls)

@@ -51,6 +51,16 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
     return dataclasses.field(metadata=metadata, **kwargs)
 
 
+# Methods that a type could define once, and what it defines now.
+_GONE = {
+    "settled": "adopt returns a value of a subclass, whose materialise says it.",
+    "dual": "cotangents have the metadata that one divided by a tangent has, by the rule for div.",
+    **dict.fromkeys(
+        ("stacked", "unstacked"), "sliceable says both, or the axes of the type."
+    ),
+}
+
+
 @dataclass_transform(
     eq_default=False, frozen_default=True, field_specifiers=(field, dataclasses.field)
 )
@@ -111,6 +121,11 @@ class Value(PyTree):
     # Whether an annotation with this class itself, not a subclass, means any value.
     _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in filter(vars(cls).__contains__, _GONE):
+            raise TypeError(f"{cls.__name__}.{name} is not called any more: {_GONE[name]}")
 
     @property
     def __jax_array__(self) -> Any:
@@ -226,6 +241,11 @@ class Value(PyTree):
         or where two branches or turns of a loop return them; and for such a result of a
         jaxpr inside.
 
+        The value may be of a subclass without ``adopt`` of its own, for numbers of which it is
+        open what they are. Rules and ``join`` then say by their results what they have become.
+        Where the program ends, and nothing has told, a value of this subclass is what its
+        ``materialise`` returns, an array or a value; and it becomes that whatever the policy.
+
         Parameters
         ----------
         array
@@ -244,70 +264,45 @@ class Value(PyTree):
         """
         return NotImplemented
 
-    def settled(self) -> Result:
-        """Return what this value is where the program ends.
+    def sliceable(self) -> Result:
+        """Return the same array, with leaves that can be sliced along its first axis.
 
-        A type overrides it if it adopts arrays, and nothing has told since what they are.
-        The leaves stand for arrays, as in `adopt`. A value for which this is not ``self``
-        becomes dense whatever the policy.
-
-        Returns
-        -------
-        Any
-            The same array as a value, or as an array; by default ``self``.
-        """
-        return self
-
-    def stacked(self, size: int) -> Result:
-        """Return ``size`` values of this structure as one stacked value.
-
-        It is called where a program stacks values, as a scan does with its ys. A type that
-        declares the axes of its leaves (``ArrayValue.axes``) has this method from that, as it has
-        `unstacked`, `sliceable` and `leaf_specs`.
-
-        Parameters
-        ----------
-        size
-            The length of the new leading axis.
+        It is called where a program slices values, as a scan does with its xs, and where it
+        stacks them, as with its ys: what is in this form already is a stack of elements. A type
+        that declares the axes of its leaves (``ArrayValue.axes``) has this method from that, as
+        it has `leaf_specs`.
 
         Returns
         -------
         Value
-            A value of this value's shape with ``size`` before it. ``self`` has the metadata
-            of one value, and leaves that are already stacked: each has a leading axis of
-            this size. Or ``NotImplemented``, which gives a `Batched` value.
+            A value of this value's shape. Each of its leaves has a leading axis as long as the
+            value's own, and slices of all leaves at one index, with the same metadata, are the
+            slice of the array. Repeat a leaf that is shared along the axis. It is ``self`` if
+            this is so already, and then such values are stacked leaf by leaf. Or
+            ``NotImplemented``, by default: then the whole becomes dense where it is sliced, and
+            a stack is a `Batched` value.
+
+        Examples
+        --------
+        >>> import jax, jax.numpy as jnp, jaxrewrite
+        >>> class Multiple(jaxrewrite.ArrayValue):
+        ...     factor: jax.Array  # of a whole array, or of each along leading axes
+        ...     x: jax.Array
+        ...     def materialise(self):
+        ...         ones = [1] * (self.x.ndim - self.factor.ndim)
+        ...         return self.factor.reshape(*self.factor.shape, *ones) * self.x
+        ...     def sliceable(self):
+        ...         if self.factor.ndim:
+        ...             return self
+        ...         return Multiple(jnp.broadcast_to(self.factor, self.x.shape[:1]), self.x)
+        >>> v = Multiple(jnp.float32(2), jnp.arange(6.0).reshape(3, 2))
+        >>> rows = jaxrewrite.transform(lambda v: jax.lax.map(lambda row: row, v))(v)
+        >>> rows
+        Multiple([[ 0.  2.]
+                  [ 4.  6.]
+                  [ 8. 10.]], dtype=float32)
         """
         return NotImplemented
-
-    def unstacked(self) -> Result:
-        """Return one element along the leading axis.
-
-        It is called where a program slices values, as a scan does with its xs, if each leaf
-        of the result of `sliceable` has a leading axis as long as the value's own.
-
-        Returns
-        -------
-        Value
-            A value of this value's shape without the first axis. ``self`` has the metadata
-            of the whole, and leaves that are already sliced. Or ``NotImplemented``, which
-            makes the whole dense.
-        """
-        return NotImplemented
-
-    def sliceable(self) -> Value:
-        """Return the same array with leaves that can be sliced along its first axis.
-
-        It is called before `unstacked`. A type overrides it if a leaf may be shared along
-        an axis of the array, or if metadata has the length of an axis. Repeat such a leaf
-        along that axis.
-
-        Returns
-        -------
-        Value
-            A value of this value's shape. Each of its leaves has a leading axis as long as
-            the value's own. By default ``self``.
-        """
-        return self
 
     def tangent(self, leaf_tangents: Any) -> Any:
         """Return the tangent of this array for tangents of its leaves.
@@ -397,20 +392,6 @@ class Value(PyTree):
         ...         return "entries"
         """
         return "all"
-
-    def dual(self) -> Value:
-        """Return a tangent of a type that is never dense, as a cotangent, or one as a tangent.
-
-        A backward rule of `jax.custom_vjp` gets cotangents of results that are values of such
-        a type, and returns those of operands. A type overrides it if they have other
-        metadata than tangents: those of quantities have the inverse units.
-
-        Returns
-        -------
-        Value
-            A value with the same leaves, whose ``dual`` is ``self``; by default ``self``.
-        """
-        return self
 
     def leaf_specs(self, spec: Any) -> Any:
         """Return how the leaves are sharded if the array is.

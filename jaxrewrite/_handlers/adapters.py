@@ -10,7 +10,7 @@ from jax import lax
 from jax.tree_util import tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
-from .._core.avals import children
+from .._core.avals import children, is_adopted
 from .._core.dense import NO_RULE, Reason
 from .._core.site import Site, is_annotation
 from .._core.value import Like, Operand, Value, is_value
@@ -66,7 +66,7 @@ def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Ope
     raised there.
     """
     like = structure.like()
-    if is_value(operand) and operand.settled() is not operand:
+    if is_value(operand) and is_adopted(operand):
         operand, *_ = tree_leaves(operand)  # An array that another value adopted.
     if not is_value(like) or is_value(operand) or not operand.aval.size:
         return coerce(site, operand, structure)

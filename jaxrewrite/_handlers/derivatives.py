@@ -31,7 +31,14 @@ from .._analyses.same import same
 from .._batched import Batched
 from .._compat import Tree
 from .._core import avals
-from .._core.avals import aval_of, avals_of, dense_aval, mismatch, rule_children
+from .._core.avals import (
+    aval_of,
+    avals_of,
+    dense_aval,
+    is_adopted,
+    mismatch,
+    rule_children,
+)
 from .._core.bodies import rewrite_jaxpr
 from .._core.builder import Rewritten
 from .._core.dense import Reason, policy_on
@@ -527,7 +534,7 @@ def pull_back(
 
 def _as_dense_as_can_be(tangent: Any) -> Any:
     """A tangent without values, except for values of types that are never dense."""
-    if not is_value(tangent) or tangent.settled() is not tangent:
+    if not is_value(tangent) or is_adopted(tangent):
         return tangent  # Or an array that another value adopted.
     if can_be_dense(on_avals(tangent)):
         return materialise(tangent)
@@ -538,6 +545,23 @@ def _as_dense_as_can_be(tangent: Any) -> Any:
     return _as_dense_as_can_be(transform(dense, materialise="allow")(*children))
 
 
+def dual(tangent: Value) -> Value:
+    """A tangent of a type that is never dense, as a cotangent, or one as a tangent.
+
+    The product of the two is a number. So a cotangent has the metadata of one divided by a
+    tangent: that of a quantity has the inverse units.
+    """
+    aval = aval_of(tangent)
+    divide = transform(lambda x: jnp.ones((), aval.dtype) / x, materialise="forbid")
+    try:
+        inverse = jax.eval_shape(divide, on_avals(tangent))
+    except Exception:  # noqa: BLE001 - a type that is never dense raises anything
+        return tangent
+    leaves = tree_leaves(tangent)
+    is_alike = is_value(inverse) and len(tree_leaves(inverse)) == len(leaves)
+    return tree_unflatten(tree_structure(inverse), leaves) if is_alike else tangent
+
+
 def _meeting(
     cotangent: Any, form: Value, settings: Settings, site: Site
 ) -> tuple[Value, Callable[[Any], Any]]:
@@ -545,16 +569,16 @@ def _meeting(
 
     And a function that brings it and tangents like ``form`` to one structure.
     """
-    wanted = form.dual()
+    wanted = dual(form)
     count, treedef = len(tree_leaves(wanted)), tree_structure(wanted)
-    if is_value(cotangent) and cotangent.settled() is not cotangent:
+    if is_value(cotangent) and is_adopted(cotangent):
         # An array that another value adopted is a value of any metadata.
         leaves = tree_leaves(cotangent)
         if len(leaves) == count:
             cotangent = tree_unflatten(treedef, leaves)
     structures = structure_of(wanted), structure_of(on_avals(cotangent))
     if structures[0] == structures[1]:
-        return cotangent.dual(), lambda tangent: tangent
+        return dual(cotangent), lambda tangent: tangent
     scratch = site._replace(builder=Rewriter(Rewriting(settings)))
     joined = join_all(scratch, structures)
     like = joined.like()
@@ -564,8 +588,8 @@ def _meeting(
             f"{type(form).__name__}, which is never dense and whose cotangents are {wanted!r}."
         )
     bring = functools.partial(_brought, settings=settings, site=site)
-    dual = structure_of(like.dual())
-    return bring(cotangent, joined).dual(), lambda tangent: bring(tangent, dual)
+    of_tangents = structure_of(dual(like))
+    return dual(bring(cotangent, joined)), lambda tangent: bring(tangent, of_tangents)
 
 
 def _brought(
@@ -607,7 +631,7 @@ def cotangent_of(
     on_floats = lambda floats: lifted(_with_floats(form, floats))
     (floats,) = jax.linear_transpose(on_floats, _floats_of(form))(cotangents)
     cotangent = _with_floats(form, floats)
-    return cotangent.dual() if is_value(cotangent) else cotangent
+    return dual(cotangent) if is_value(cotangent) else cotangent
 
 
 # A tangent of a type that is never dense may hold integers, such as a mask. JAX does not

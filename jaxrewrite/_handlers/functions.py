@@ -13,7 +13,6 @@ import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
-from .._batched import Batched
 from .._compat import Primitive
 from .._core.avals import avals_of, children, mismatch, rule_children
 from .._core.rewrite import before_rules
@@ -26,7 +25,7 @@ from .._functions.called import Called, check_is_staged, rules_at
 from .._functions.recognise import Call, calls_of, domains_of, is_among, is_default
 from .._signatures import is_of_a_library
 from .derivatives import can_be_lifted, confinement, derivative, lift
-from .stacking import element_like, in_slices, stacked_where
+from .stacking import element, element_like, in_slices, stacked_where
 
 
 # How often `jax.vmap` may have acted on a call.
@@ -260,7 +259,7 @@ class _Map(NamedTuple):
 
         def on_leaves(leaves: Any) -> list[Any]:
             elements = [
-                _element(x, axis)
+                x if axis is None else element(x)
                 for x, axis in zip(_rebuilt(leaves, flat), self.axes, strict=True)
             ]
             results = self.fn(*elements)
@@ -287,16 +286,6 @@ class _Map(NamedTuple):
 def _rebuilt(leaves: Sequence[Any], flat: Sequence[Any]) -> Iterator[Any]:
     for field_leaves, (_, treedef) in zip(leaves, flat, strict=True):
         yield field_leaves[0] if treedef is None else tree_unflatten(treedef, field_leaves)
-
-
-def _element(x: Any, axis: int | None) -> Any:
-    """The element that a stack with sliced leaves stands for. Its fields may be stacks, too."""
-    if axis is None or not is_value(x):
-        return x
-    if not isinstance(x, Batched):
-        parts, treedef = children(x)
-        x = tree_unflatten(treedef, [_element(part, axis) for part in parts])
-    return x.unstacked()
 
 
 def _as_stack(x: Any, size: int) -> Any:

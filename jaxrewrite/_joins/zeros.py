@@ -19,7 +19,7 @@ from jax.tree_util import PyTreeDef, tree_leaves, tree_map, tree_unflatten
 from .. import _compat
 from .._analyses.written import UNKNOWN, Fact, Written, facts_of, filled
 from .._compat import Literal, Primitive, ShapedArray, Tree
-from .._core.avals import avals_of, children, rule_children
+from .._core.avals import avals_of, children, is_adopted, rule_children
 from .._core.builder import Rewritten
 from .._core.caches import bounded_cache
 from .._core.dense import make_dense, materialised
@@ -77,7 +77,7 @@ def with_zeros(written: Callable[[Any], Fact], operand: Any) -> Any:
     It may be inside of a value that has adopted the array.
     """
     if is_value(operand):
-        if operand.settled() is operand:
+        if not is_adopted(operand):
             return operand
         parts, treedef = children(operand)
         new_parts = [with_zeros(written, part) for part in parts]
@@ -101,7 +101,7 @@ def is_zeros(x: object) -> bool:
     """Whether an operand is `Zeros`, or a value that has adopted them."""
     if not is_value(x) or isinstance(x, Zeros):
         return is_value(x)
-    return x.settled() is not x and all(map(is_zeros, children(x)[0]))
+    return is_adopted(x) and all(map(is_zeros, children(x)[0]))
 
 
 def has_zeros(like: Tree) -> bool:

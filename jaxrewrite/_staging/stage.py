@@ -27,7 +27,7 @@ from jax.tree_util import (
 from .. import _compat
 from .._compat import Jaxpr, ShapedArray, Tree
 from .._core import hooks
-from .._core.avals import aval_of, avals_of
+from .._core.avals import aval_of, avals_of, is_adopted
 from .._core.dead_code import drop_dead_code
 from .._core.errors import add_note, at_line
 from .._core.notices import warn
@@ -119,7 +119,9 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
                 _as_weak_as(builder, x, var.aval)
                 for x, var in zip(results, traced.outvars, strict=True)
             ]
-        rest = iter([x.settled() if is_value(x) else x for x in results])
+        rest = iter(
+            [x.materialise() if is_value(x) and is_adopted(x) else x for x in results]
+        )
         results = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
         leaves, whole_tree = tree_flatten(tree_unflatten(out_tree, results))
         is_static = [isinstance(leaf, _Static) for leaf in leaves]

@@ -13,7 +13,10 @@ from ._adapters import (
     stack_adapters as stack_adapters,
 )
 from ._annotations import unitful_linalg as _unitful_linalg
-from ._annotations.declaration import annotation_rule as annotation_rule
+from ._annotations.declaration import (
+    Annotated as Annotated,
+    annotation_rule as annotation_rule,
+)
 from ._annotations.interval import Interval as Interval
 from ._annotations.keys import Threefry as Threefry
 from ._annotations.masked import Masked as Masked

@@ -109,17 +109,12 @@ class Zero(Uniform):
     def of(self, shape: Sequence[int]) -> Any:
         return Zero(tuple(shape), self.of_dtype)
 
-    def stacked(self, size: int) -> Any:
-        return self.of(self.shape)
-
     def sliceable(self) -> Any:
-        if not self.shape:
+        """The same array, with an empty leaf that has its first axis."""
+        if batch_of("Zero", self._nothing) or not self.shape:
             return self
         length, *rest = self.shape
         return Zero(tuple(rest), self.of_dtype, _nothing=nothing((length,)))
-
-    def unstacked(self) -> Any:
-        return self
 
     def join(self, other: Any) -> Any:
         if isinstance(other, Zero):
@@ -182,9 +177,6 @@ class Constant(Uniform):
         number = jnp.reshape(self.fill, (*jnp.shape(self.fill), *ones))
         return jnp.broadcast_to(number, self.shape)
 
-    def stacked(self, size: int) -> Any:
-        return self
-
     def sliceable(self) -> Any:
         """The same array, with a number for each element of the first axis."""
         if jnp.ndim(self.fill) or not self.of_shape:
@@ -194,9 +186,6 @@ class Constant(Uniform):
         fill = jnp.broadcast_to(self.fill, (length,))
         vars(batch).update(fill=fill, of_shape=tuple(rest))
         return batch
-
-    def unstacked(self) -> Any:
-        return self
 
     def number(self) -> Any:
         return self.fill

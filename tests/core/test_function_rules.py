@@ -23,10 +23,7 @@ class Twice(jaxrewrite.ArrayValue):
     def materialise(self):
         return 2 * self.half
 
-    def stacked(self, size):
-        return self
-
-    def unstacked(self):
+    def sliceable(self):
         return self
 
     def lift_tangent(self, tangent):
@@ -456,7 +453,7 @@ def test_a_field_that_is_a_value(rules, asked):
         def materialise(self):
             return self.content
 
-        def unstacked(self):
+        def sliceable(self):
             return self
 
     @rules.register(jnp.linalg.slogdet)

@@ -38,7 +38,7 @@ ROOMS_BELOW = {
     "_placement": {"_compat", "_core"},
     "primitives": {"_compat", "_core"},
     "_handlers": {
-        *("_analyses", "_batched", "_compat", "_core", "_functions", "_joins"),
+        *("_analyses", "_axes", "_batched", "_compat", "_core", "_functions", "_joins"),
         *("_placement", "_signatures", "_staging", "primitives"),
     },
     "_interop": {"_analyses", "_compat", "_core", "_handlers", "_joins", "_staging"},

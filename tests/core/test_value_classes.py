@@ -7,6 +7,7 @@ import itertools
 import os
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
 import types
@@ -710,3 +711,15 @@ def test_attributes_that_arrays_have_and_values_do_not(name, way_out):
     assert not hasattr(v, name) and not hasattr(v, "__no_such_thing__")
     with pytest.raises(AttributeError):
         getattr(copy.copy(object.__new__(Odd)), "x")  # noqa: B009 - before it has its fields
+
+
+def test_what_a_type_may_define_is_in_the_docs():
+    """Whoever adds a method should first see whether it follows from another one."""
+    base, of_arrays = jaxrewrite.Value, jaxrewrite.ArrayValue
+    names = {*vars(base), *(n for n in vars(of_arrays) if not hasattr(jax.Array, n))}
+    hooks = {name for name in names if not name.startswith("_")}
+    page = pathlib.Path(__file__).parents[2] / "docs" / "writing_types.rst"
+    section = page.read_text().partition("What a type may define\n")[2]
+    table = section.partition("\nA matrix\n")[0]
+    assert hooks == set(re.findall(r"^   \* - ``(\w+)``$", table, re.M))
+    assert len(hooks) <= 16

@@ -436,10 +436,7 @@ class Rows(jaxrewrite.ArrayValue):
             self.scale, tuple(range(self.scale.ndim, self.x.ndim))
         )
 
-    def stacked(self, size):
-        return self
-
-    def unstacked(self):
+    def sliceable(self):
         return self
 
 
@@ -452,13 +449,9 @@ def test_types_with_a_leading_axis_of_their_own():
     assert eqn.params["jaxpr"].in_avals[-1].shape == ()
 
 
-def test_static_shapes_follow_the_hooks():
+def test_static_shapes_follow_the_declaration():
     class Zeros(Zero):
-        def stacked(self, size):
-            return Zeros((size, *self.shape_), self.dtype_)
-
-        def unstacked(self):
-            return Zeros(self.shape_[1:], self.dtype_)
+        axes = {"shape_": "..."}
 
     z = Zeros((4, 3), jnp.dtype("float32"))
     fn = lambda z, xs: lax.scan(lambda c, zx: (c + zx[1], (zx[0], -zx[0])), X[0], (z, xs))
@@ -468,27 +461,27 @@ def test_static_shapes_follow_the_hooks():
     assert isinstance(negated, jax.Array | Zero | jaxrewrite.Batched)
 
 
-def test_unstacked_with_a_wrong_shape_is_not_used():
+def test_sliceable_with_a_wrong_shape_is_not_used():
     class Wrong(Rows):
-        def unstacked(self):
-            return Wrong(self.x[:1], self.scale)
+        def sliceable(self):
+            return Wrong(self.x[:, :1], self.scale)
 
     run(lambda v: lax.scan(lambda c, row: (c, row), 0.0, v), Wrong(X, jnp.ones(3)))
 
 
-def test_stacked_with_a_wrong_shape_is_an_error():
+def test_a_wrong_stack_is_an_error():
     class Wrong(Rows):
-        def stacked(self, size):
-            return Wrong(self.x[0], self.scale[0])
+        def materialise(self):
+            return self.x[0]
 
     fn = lambda v: lax.scan(lambda c, _: (c, v), 0.0, None, length=2)
-    with pytest.raises(TypeError, match=r"Wrong\.stacked returned"):
+    with pytest.raises(TypeError, match=r"Wrong\.sliceable says"):
         transform(fn)(Wrong(X, jnp.ones(3)))
 
 
 def test_slicing_a_value_without_the_hook_warns():
     fn = lambda v: lax.scan(lambda c, row: (c + row, None), jnp.zeros(3), v)
-    with pytest.warns(jaxrewrite.MaterialisationWarning, match=r"Define Lora\.unstacked"):
+    with pytest.warns(jaxrewrite.MaterialisationWarning, match=r"Define Lora\.sliceable"):
         transform(fn)(make("lora"))
 
 

@@ -137,15 +137,16 @@ class Shifted(jaxrewrite.ArrayValue):
 
 
 class Shared(jaxrewrite.ArrayValue):
-    """Its elements would share the scale, but no hook repeats it for each of them."""
+    """Its elements would share the scale, but no method repeats it for each of them."""
 
     x: Array
     scale: Array
 
     def materialise(self):
-        return self.x * self.scale
+        ones = [1] * (self.x.ndim - self.scale.ndim)
+        return self.x * self.scale.reshape(*self.scale.shape, *ones)
 
-    def unstacked(self):
+    def sliceable(self):
         return self
 
 

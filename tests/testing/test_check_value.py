@@ -281,12 +281,12 @@ class WrongStack(Plain):
     def materialise(self):
         return self.x * self.scale
 
-    def stacked(self, size):
+    def sliceable(self):
         return self
 
 
 class WrongSlice(Plain):
-    def unstacked(self):
+    def sliceable(self):
         return WrongSlice(self.x + 1)
 
 
@@ -337,12 +337,12 @@ def _(v: NegativeJoin):
 
 
 class Slanted(Plain):
-    """Its slices are columns, and not the rows that ``unstacked`` makes of them."""
+    """Its slices are columns, and not the rows that ``sliceable`` makes of them."""
 
     def materialise(self):
         return jnp.swapaxes(self.x, 0, -1)
 
-    def unstacked(self):
+    def sliceable(self):
         return self
 
 
@@ -366,8 +366,8 @@ BROKEN = {
     "static": (ForgottenField(x), "static fields", "whose 'length' is 4 has the same"),
     "pickle": (OwnState(x), "pickle", "has other leaves: at [0]: 3 of 3 numbers differ"),
     "materialise": (NoStack(x), "aval", "TracerArrayConversionError"),
-    "stacked": (WrongStack(x, jnp.float32(2)), "scan with ys jit", "(2,)"),
-    "unstacked": (WrongSlice(x), "scan with xs jit", "numbers differ"),
+    "stack": (WrongStack(x, jnp.float32(2)), "scan with ys jit", "(2,)"),
+    "slice": (WrongSlice(x), "scan with xs jit", "numbers differ"),
     "tangent": (WrongTangent(x), "custom_jvp_call jvp", "3 of 3 numbers differ"),
     "lift_tangent": (WrongLift(x), "custom_vjp_call grad", "3 of 3 numbers differ"),
     "tangent_space": (

@@ -70,8 +70,7 @@ _METHODS = (
 )
 _METHODS = (
     *_METHODS.split(),
-    "stacked",
-    "unstacked",
+    "sliceable",
     "default",
     "times",
     "plus",
@@ -499,7 +498,7 @@ class LiftTwice(Plain):
         return LiftTwice(2 * tangent)
 
 
-@a_method("stacked", "scan with ys jit", D, jnp.float32(2))
+@a_method("sliceable, for stacks", "scan with ys jit", D, jnp.float32(2))
 class StackedAsItIs(ArrayValue):
     x: jax.Array
     scale: jax.Array
@@ -507,14 +506,14 @@ class StackedAsItIs(ArrayValue):
     def materialise(self):
         return self.x * self.scale
 
-    def stacked(self, size):
+    def sliceable(self):
         return self
 
 
-@a_method("unstacked", "scan with xs jit", X)
-class UnstackedMore(Plain):
-    def unstacked(self):
-        return UnstackedMore(self.x + 1)
+@a_method("sliceable, for slices", "scan with xs jit", X)
+class SliceableMore(Plain):
+    def sliceable(self):
+        return SliceableMore(self.x + 1)
 
 
 @a_method("default, for one primitive", "exp jit", X)

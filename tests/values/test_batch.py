@@ -420,7 +420,7 @@ def test_annotations_stay_in_loops():
     assert ys.shape == (2, N, N)
     named = Named(Quantised.quantise(uniform(2, N)), ("layer", "in"))
     rows = implicit(lambda v: lax.map(lambda row: -row, v))(named)
-    assert rows.names == (None, "in")
+    assert rows.names == ("in",) and rows.axis("in") == 1
 
 
 # --- loops over stacks that share something ------------------------------------------------
@@ -470,9 +470,6 @@ def test_a_type_says_how_it_is_sliced():
 
         def sliceable(self):
             return Shared(self.x, jnp.broadcast_to(self.shift, self.x.shape[:1]))
-
-        def unstacked(self):
-            return self
 
     v = Shared(uniform(2, N), jnp.float32(1))
     got = implicit(lambda v: lax.map(lambda row: row, v))(v)

@@ -81,10 +81,7 @@ class Stamped(values.Structured):
     def materialise(self):
         return self.array
 
-    def stacked(self, size):
-        return self
-
-    def unstacked(self):
+    def sliceable(self):
         return self
 
     @staticmethod

@@ -52,8 +52,9 @@ class Named(Annotated):
     array : Array
         The array itself, which ``materialise`` returns.
     names : tuple
-        The names of the last axes, as metadata. A value that has left `jax.vmap` has axes
-        without names before them; a value inside `jax.vmap` has lost its first axes.
+        The names of the last axes, as metadata. A value that has left `jax.vmap`, or a loop that
+        stacks it, has axes without names before them; a value inside `jax.vmap` has lost its
+        first axes.
 
     Raises
     ------
@@ -130,15 +131,13 @@ class Named(Annotated):
             names = tuple(a if a == b else None for a, b in pairs)
         return Named(self.array, names), Named(_array(other), names)
 
-    def stacked(self, size: int) -> Any:
-        return Named(self.array, _names(self))
-
-    def unstacked(self) -> Any:
-        return Named(self.array, _names(self))
-
-    def lift_tangent(self, tangent: Any) -> Any:
-        """Give a tangent from a custom derivative rule the names of this array."""
-        return Named(_array(tangent), _names(self))
+    def sliceable(self) -> Any:
+        """The same array, whose first axis has no name, as those of `jax.vmap`."""
+        if len(self.names) < self.ndim:
+            return self
+        of_elements: Any = object.__new__(Named)
+        vars(of_elements).update(array=self.array, names=_names(self)[1:])
+        return of_elements
 
 
 def _names(x: Any) -> Names:

@@ -98,10 +98,6 @@ class Tagged(Annotated):
         tags = self.tags | other.tags if is_tagged else self.tags
         return Tagged(self.array, tags), Tagged(other.array if is_tagged else other, tags)
 
-    def lift_tangent(self, tangent: Any) -> Any:
-        """Give a tangent from a custom derivative rule the tags of this array."""
-        return Tagged(_untagged(tangent), self.tags)
-
 
 @annotation_rule(Tagged)
 @annotation_rule(Tagged, *jaxrewrite.primitives.SHAPE, *jaxrewrite.primitives.INDEXING)

@@ -203,15 +203,7 @@ class Unitful(Annotated):
         """Numbers that are the same in all units get those that the others have."""
         if primitive is not None and primitive.name not in _EQUAL:
             return NotImplemented
-        return Unitful(array, _FREE)
-
-    def settled(self) -> Any:
-        """Without units, numbers of any units are a plain array."""
-        return (
-            self
-            if self.units is self.units.fixed
-            else with_units(self.units.fixed, self.array)
-        )
+        return with_units(_FREE, array)
 
     @staticmethod
     def default(primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -231,21 +223,23 @@ class Unitful(Annotated):
         units = same_units("a conditional or a loop", (self, other))
         if isinstance(self.units, FreeUnits) and not isinstance(other, Unitful):
             return NotImplemented  # Both are arrays.
-        return Unitful(self.array, units), Unitful(array_of(other), units)
+        return _quantity(self.array, units), _quantity(array_of(other), units)
 
     def tangent(self, leaf_tangents: Any) -> Any:
         """A tangent with the same units."""
-        if not inexact(self.array):
-            return NotImplemented
-        return Unitful(leaf_tangents.array, self.units)
+        return leaf_tangents if inexact(self.array) else NotImplemented
 
     def lift_tangent(self, tangent: Any) -> Any:
         same_units("a custom derivative rule", (self, tangent))
-        return Unitful(array_of(tangent), self.units)
+        return super().lift_tangent(tangent)
 
-    def dual(self) -> Unitful:
-        """The inverse units: the product with a tangent is a number."""
-        return Unitful(self.array, NO_UNITS / self.units)
+
+class AnyUnits(Unitful):
+    """Numbers that a program writes and that have any units, until something tells their units."""
+
+    def materialise(self) -> Any:
+        """Without units, numbers of any units are a plain array."""
+        return with_units(self.units.fixed, self.array)
 
 
 def units_of(x: Any) -> Units:
@@ -269,7 +263,11 @@ def array_of(x: Any) -> Any:
 
 
 def with_units(units: Units, array: Any) -> Any:
-    return Unitful(array, units) if units or isinstance(units, FreeUnits) else array
+    return _quantity(array, units) if units or isinstance(units, FreeUnits) else array
+
+
+def _quantity(array: Any, units: Units) -> Unitful:
+    return (AnyUnits if isinstance(units, FreeUnits) else Unitful)(array, units)
 
 
 def same_units(subject: str, operands: Sequence[Any]) -> Units:

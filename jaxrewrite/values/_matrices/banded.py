@@ -16,7 +16,7 @@ import jaxrewrite
 from .._base.structured import as_inexact, differs, zero_unless
 from .determinant import Determinant
 from .matrix import Matrix, nan_if_any_is, on_axis, solve_columns, unpivoted
-from .monomial import Diagonal, Identity, ScalarMatrix
+from .monomial import OnDiagonal
 
 
 class _Bands(Matrix):
@@ -60,7 +60,7 @@ class _Bands(Matrix):
         return banded.resized(banded.lower, min(banded.upper, k))
 
     def hadamard(self, other: Any) -> Any:
-        if isinstance(other, (Diagonal, Identity, ScalarMatrix)):
+        if isinstance(other, OnDiagonal):
             return other.hadamard(self)
         v, w = self.as_banded(), _as_banded(other)
         if w is not None:
@@ -86,7 +86,7 @@ class _Bands(Matrix):
 def _as_banded(x: Any) -> Banded | None:
     if isinstance(x, _Bands):
         return x.as_banded()
-    if isinstance(x, (Diagonal, Identity, ScalarMatrix)):
+    if isinstance(x, OnDiagonal):
         return Banded(x.diagonal()[..., None, :], 0, 0)
     return None
 
@@ -438,7 +438,7 @@ class Tridiagonal(_Bands):
     def plus(self, other: Any) -> Any:
         if isinstance(other, Tridiagonal):
             return jax.tree.map(jnp.add, self, other)
-        if isinstance(other, (Diagonal, Identity)):
+        if isinstance(other, OnDiagonal):
             return Tridiagonal(self.lower, self.main + other.diagonal(), self.upper)
         return super().plus(other)
 

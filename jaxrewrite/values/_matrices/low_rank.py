@@ -219,20 +219,17 @@ class LowRank(LinearAlgebra, Structured):
         out = range(self.ndim)
         return build(a[0], b[0], out), build(a[1], b[1], out)
 
-    def stacked(self, size: int) -> LowRank:
-        return self
-
     def sliceable(self) -> Any:
         """The same array, with its first axis in both factors if they stay the smaller ones."""
         shape = self.shape
+        if leads_with_batch(self):
+            return self
         a, b = (f if 0 in f.labels else broadcast(f, [0], shape) for f in factors(self))
         if not shape or a.x.size + b.x.size >= math.prod(shape):
-            return self
+            return NotImplemented
         led = build(a, b, range(len(shape)))
-        return led if isinstance(led, LowRank) else self
-
-    def unstacked(self) -> Any:
-        return self if leads_with_batch(self) else NotImplemented
+        is_led = isinstance(led, LowRank) and leads_with_batch(led)
+        return led if is_led else NotImplemented
 
     def leaf_specs(self, spec: Any) -> LowRank:
         a, b = factors(self)
@@ -310,10 +307,10 @@ def factors(v: LowRank) -> Pair:
     return Factor(v.a, (*batch, *rows, RANK)), Factor(v.b, (*batch, RANK, *cols))
 
 
-def leads_with_batch(element: Any) -> bool:
-    """Whether a new leading axis of the factors would be a batch axis of the array."""
-    ndim = element.a.ndim - 1 + len(element.cols)
-    return -ndim - 1 not in (*element.rows, *element.cols)
+def leads_with_batch(v: LowRank) -> bool:
+    """Whether the array's first axis is an axis of both factors."""
+    ndim = v.a.ndim - 1 + len(v.cols)
+    return ndim > 0 and -ndim not in (*v.rows, *v.cols)
 
 
 def build(a: Factor, b: Factor, out: Sequence[Any]) -> Any:

@@ -56,10 +56,7 @@ class Factor(Structured):
         "is in solves alone. Solve with the matrix itself, as in jnp.linalg.solve(matrix, b)"
     )
 
-    def stacked(self, size: int) -> Any:
-        return self
-
-    def unstacked(self) -> Any:
+    def sliceable(self) -> Any:
         return self
 
 

@@ -222,14 +222,6 @@ class Matrix(LinearAlgebra, Structured):
         # The other entries of a pattern are zeros. Without a pattern entries repeat.
         return "entries" if self.entries == "pattern" else "repeated"
 
-    def unstacked(self) -> Any:
-        # Slices of the leaves of a stack make a matrix; slices of one matrix do not.
-        try:
-            is_matrix = len(self.aval().shape) >= 2
-        except (IndexError, ValueError):
-            is_matrix = False
-        return self if is_matrix else NotImplemented
-
 
 def nan_if_any_is(x: Inexact[Array, "*batch ..."], batch: int) -> Any:
     """Make all numbers of a matrix NaN if one is, as LAPACK does when it fails."""

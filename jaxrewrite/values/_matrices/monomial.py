@@ -32,7 +32,38 @@ from .matrix import Matrix, adjoint, nan_if_any_is, on_axis, unpivoted
 from .product import Product, matrix_product
 
 
-class Diagonal(Matrix):
+class OnDiagonal(Matrix):
+    """Base class of matrices that are zero outside of the diagonal."""
+
+    _is_base = True
+    entries = "pattern"
+
+    def as_diagonal(self) -> Diagonal:
+        return Diagonal(self.diagonal())
+
+    def transposed(self) -> Any:
+        return self
+
+    def pick(self, dense: Any) -> Any:
+        return Diagonal(jnp.diagonal(dense, axis1=-2, axis2=-1))
+
+    def is_triangular(self, lower: bool) -> bool:
+        return True
+
+    def known_lower_part(self, k: int) -> Any:
+        return self if k >= 0 else self.map_entries(jnp.zeros_like)
+
+    def known_determinant(self) -> Any:
+        return Determinant.of(self.diagonal())
+
+    def known_eigenvalues(self) -> Any:
+        return self.diagonal()
+
+    def known_lu(self) -> Any:
+        return self, *unpivoted(self)
+
+
+class Diagonal(OnDiagonal):
     r"""A diagonal matrix, :math:`D_{ij} = d_i \delta_{ij}`, or a stack of them.
 
     Products, sums of two, powers, solves, determinants, Cholesky factors and eigenvalues
@@ -68,7 +99,6 @@ class Diagonal(Matrix):
     compiles_materialise = True
 
     d: Inexact[Array, "*batch n"]
-    entries = "pattern"
 
     def __post_init__(self) -> None:
         if jnp.ndim(self.d) == 0:
@@ -82,9 +112,6 @@ class Diagonal(Matrix):
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return on_axis(self.d, self.d.ndim - 1, x.ndim, axis) * x
-
-    def transposed(self) -> Any:
-        return self
 
     def scaled_rows(self, factors: Any) -> Any:
         return Diagonal(self.d * factors)
@@ -106,9 +133,6 @@ class Diagonal(Matrix):
         diagonal = other.known_diagonal()
         return diagonal if diagonal is NotImplemented else Diagonal(self.d * diagonal)
 
-    def pick(self, dense: Any) -> Any:
-        return Diagonal(jnp.diagonal(dense, axis1=-2, axis2=-1))
-
     def at(self, i: Any, j: Any) -> Any:
         return zero_unless(i == j, self.d[i])
 
@@ -128,9 +152,6 @@ class Diagonal(Matrix):
     def is_hermitian(self) -> bool:
         return not jnp.iscomplexobj(self.d)
 
-    def is_triangular(self, lower: bool) -> bool:
-        return True
-
     def solve(self, x: Any, axis: int) -> Any:
         return x / on_axis(self.d, self.d.ndim - 1, x.ndim, axis)
 
@@ -139,15 +160,6 @@ class Diagonal(Matrix):
 
     def known_exponential(self) -> Any:
         return Diagonal(jnp.exp(self.d))
-
-    def known_lower_part(self, k: int) -> Any:
-        return self if k >= 0 else self.map_entries(jnp.zeros_like)
-
-    def known_determinant(self) -> Any:
-        return Determinant.of(self.d)
-
-    def known_eigenvalues(self) -> Any:
-        return self.d
 
     def known_eigh(self, lower: bool) -> Any:
         order = jnp.argsort(self.d.real, axis=-1)
@@ -170,9 +182,6 @@ class Diagonal(Matrix):
             return Identity(self.d.shape[-1], self.d.dtype, self.batch)
         return self
 
-    def known_lu(self) -> Any:
-        return self, *unpivoted(self)
-
 
 def sorted_svd(u: Any, size: Any, vh: Any) -> tuple[Any, Any, Any]:
     """Sort singular values so that they fall; products with permutations move the vectors."""
@@ -190,7 +199,7 @@ def svd_of_spectrum(values: Any, vectors: Any) -> tuple[Any, Any, Any]:
     return left, size, adjoint(vectors)
 
 
-class Identity(Matrix):
+class Identity(OnDiagonal):
     r"""The identity matrix, :math:`I_{ij} = \delta_{ij}`, which holds no numbers.
 
     In products its zeros stay zeros, even times infinity or NaN, unless the rules
@@ -222,7 +231,6 @@ class Identity(Matrix):
     rows: int = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
     _nothing: Any = nothing_field()
-    entries = "pattern"
 
     def __init__(
         self, rows: int, of_dtype: Any = jnp.float32, of_batch: Sequence[int] = ()
@@ -247,14 +255,8 @@ class Identity(Matrix):
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return x
 
-    def transposed(self) -> Any:
-        return self
-
     def at(self, i: Any, j: Any) -> Any:
         return (i == j).astype(self.of_dtype)
-
-    def as_diagonal(self) -> Diagonal:
-        return Diagonal(self.diagonal())
 
     def as_multiple(self) -> ScalarMatrix:
         """The matrix as one times the identity."""
@@ -268,9 +270,6 @@ class Identity(Matrix):
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
         others = tuple(x.as_multiple() if isinstance(x, Identity) else x for x in others)
         return self.as_multiple().map_entries(fn, *others)
-
-    def pick(self, dense: Any) -> Any:
-        return self.as_diagonal().pick(dense)
 
     def scaled_rows(self, factors: Any) -> Any:
         return Diagonal(factors)
@@ -308,9 +307,6 @@ class Identity(Matrix):
     def is_unitary(self) -> bool:
         return True
 
-    def is_triangular(self, lower: bool) -> bool:
-        return True
-
     def solve(self, x: Any, axis: int) -> Any:
         return x
 
@@ -323,15 +319,6 @@ class Identity(Matrix):
     def known_exponential(self) -> Any:
         return self.as_multiple().known_exponential()
 
-    def known_lower_part(self, k: int) -> Any:
-        return self if k >= 0 else self.as_multiple().known_lower_part(k)
-
-    def known_determinant(self) -> Any:
-        return Determinant.of(self.diagonal())
-
-    def known_eigenvalues(self) -> Any:
-        return self.diagonal()
-
     def known_eigh(self, lower: bool) -> Any:
         return self.diagonal().real, self
 
@@ -341,11 +328,8 @@ class Identity(Matrix):
     def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         return self
 
-    def known_lu(self) -> Any:
-        return self, *unpivoted(self)
 
-
-class ScalarMatrix(Matrix):
+class ScalarMatrix(OnDiagonal):
     r"""A multiple of the identity, :math:`c I`, which holds one number.
 
     It is the result of a number times an `Identity`. A function that acts entry by entry
@@ -380,7 +364,6 @@ class ScalarMatrix(Matrix):
 
     c: Shaped[Array, "*batch"]
     rows: int = jaxrewrite.field(static=True)
-    entries = "pattern"
 
     def __post_init__(self) -> None:
         if self.rows < 0:
@@ -399,14 +382,8 @@ class ScalarMatrix(Matrix):
         """The numbers, to broadcast over an array with the same batch axes in front."""
         return self.c.reshape(*self.c.shape, *[1] * (x.ndim - self.c.ndim))
 
-    def transposed(self) -> Any:
-        return self
-
     def as_multiple(self) -> ScalarMatrix:
         return self
-
-    def as_diagonal(self) -> Diagonal:
-        return Diagonal(self.diagonal())
 
     def known_diagonal(self) -> Any:
         return jnp.broadcast_to(self.c[..., None], (*self.c.shape, self.rows))
@@ -415,9 +392,6 @@ class ScalarMatrix(Matrix):
         if all(isinstance(x, ScalarMatrix) for x in others):
             return ScalarMatrix(fn(self.c, *(x.c for x in others)), self.rows)
         return self.as_diagonal().map_entries(fn, *(x.as_diagonal() for x in others))
-
-    def pick(self, dense: Any) -> Any:
-        return self.as_diagonal().pick(dense)
 
     def lift_tangent(self, tangent: Any) -> Any:
         return NotImplemented  # The entries on the diagonal repeat.
@@ -463,9 +437,6 @@ class ScalarMatrix(Matrix):
     def is_hermitian(self) -> bool:
         return not jnp.iscomplexobj(self.c)
 
-    def is_triangular(self, lower: bool) -> bool:
-        return True
-
     def solve(self, x: Any, axis: int) -> Any:
         return x / self._beside(x)
 
@@ -475,14 +446,8 @@ class ScalarMatrix(Matrix):
     def known_exponential(self) -> Any:
         return ScalarMatrix(jnp.exp(self.c), self.rows)
 
-    def known_lower_part(self, k: int) -> Any:
-        return self if k >= 0 else self.map_entries(jnp.zeros_like)
-
     def known_determinant(self) -> Any:
         return Determinant.of(self.c[..., None]) ** self.rows
-
-    def known_eigenvalues(self) -> Any:
-        return self.diagonal()
 
     def known_spectrum(self) -> Any:
         return self.diagonal(), self._one()
@@ -502,9 +467,6 @@ class ScalarMatrix(Matrix):
 
     def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         return self._one() if unit_diagonal else self
-
-    def known_lu(self) -> Any:
-        return self, *unpivoted(self)
 
     def _one(self) -> Identity:
         return Identity(self.rows, self.dtype, self.batch)

@@ -17,7 +17,7 @@ from .._base.linear import multiply_by_parts
 from .kronecker import Kronecker
 from .low_rank import LowRank
 from .matrix import Matrix
-from .monomial import Diagonal, Identity, ScalarMatrix
+from .monomial import Diagonal, Identity, OnDiagonal
 from .product import Product
 from .rules import standard
 from .scaled import Scaled
@@ -72,7 +72,7 @@ def _(x: Sum, y: Sum, **params: Any) -> Any:
 
 
 @register("mul", exchange="types")
-def _(x: Diagonal | Identity | ScalarMatrix, y: LowRank, **params: Any) -> Any:
+def _(x: OnDiagonal, y: LowRank, **params: Any) -> Any:
     if x.shape != y.shape or x.dtype != y.dtype:
         return NotImplemented
     d, low = (x, y) if isinstance(y, LowRank) else (y, x)

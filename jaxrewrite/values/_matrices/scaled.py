@@ -106,17 +106,11 @@ class Scaled(LinearAlgebra, Linear):
         """Another array with the same number, or numbers, as its scale."""
         return Scaled(x, jnp.zeros((), self.dtype)).rescaled(self.scale)
 
-    def stacked(self, size: int) -> Any:
-        return self
-
     def sliceable(self) -> Any:
         """The same array, with a number for each element of the first axis."""
         if jnp.ndim(self.scale) or not self.x.shape:
             return self
         return self.rescaled(jnp.broadcast_to(self.scale, self.x.shape[:1]))
-
-    def unstacked(self) -> Any:
-        return self
 
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
         if jnp.ndim(self.scale):

@@ -21,7 +21,7 @@ from .algebra import on_fields
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .matrix import Matrix, swapped
-from .monomial import Diagonal, Identity, ScalarMatrix, svd_of_spectrum
+from .monomial import Diagonal, Identity, OnDiagonal, ScalarMatrix, svd_of_spectrum
 from .scaled import Scaled
 from .sum import Sum, solves_sums
 
@@ -110,9 +110,9 @@ def _finite(x: Scaled) -> Any:
 
 def as_diagonal(x: Any) -> Any:
     """A diagonal matrix as a `Diagonal`, and anything else as it is."""
-    if isinstance(x, (Identity, ScalarMatrix)):
+    if isinstance(x, OnDiagonal):
         return on_fields(lambda x: x.as_diagonal(), x)
-    if isinstance(x, Scaled) and isinstance(x.x, (Diagonal, Identity, ScalarMatrix)):
+    if isinstance(x, Scaled) and isinstance(x.x, OnDiagonal):
         scaled = x.rescaled(_finite(x))
         return Diagonal(jaxrewrite.materialise(scaled.diagonal()))
     return x

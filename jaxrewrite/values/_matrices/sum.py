@@ -121,10 +121,7 @@ class Sum(LinearAlgebra, Linear):
     def materialise(self) -> Any:
         return of_dense(lambda *terms: sum_of_arrays(terms), *self.terms)
 
-    def stacked(self, size: int) -> Any:
-        return self
-
-    def unstacked(self) -> Any:
+    def sliceable(self) -> Any:
         return self
 
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:

@@ -114,15 +114,12 @@ class FakeQuantised(Structured):
 
     default = staticmethod(on_dense)
 
-    def stacked(self, size: int) -> Any:
-        return self
-
-    def unstacked(self) -> Any:
-        if len(self.block) <= self.w.ndim:
+    def sliceable(self) -> Any:
+        if len(self.block) < self.w.ndim:
             return self
-        if self.block[0] != 1:
-            return NotImplemented
-        return self._with(self.w, self.block[1:])
+        return (
+            self._with(self.w, self.block[1:]) if self.block[:1] == (1,) else NotImplemented
+        )
 
     def leaf_specs(self, spec: Any) -> Any:
         """Shards of a block do not know the range of the whole."""

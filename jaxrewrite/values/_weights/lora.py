@@ -21,7 +21,7 @@ from jaxrewrite.primitives import ADDITIVE
 
 from .._base.structured import Structured
 from .._matrices.convolution import convolved
-from .._matrices.low_rank import LowRank, checked_axes, leads_with_batch
+from .._matrices.low_rank import LowRank, checked_axes
 from .._matrices.low_rank_functions import LINEAR
 from .._matrices.low_rank_products import dot, times_array
 from .._matrices.low_rank_sums import added, concatenated
@@ -159,18 +159,13 @@ class Lora(Structured):
             for v, change in zip((self, other), joined, strict=True)
         )
 
-    def stacked(self, size: int) -> Any:
-        return self if self._has_whole_base() else NotImplemented
-
     def sliceable(self) -> Any:
         change = self.change.sliceable()
+        if change is NotImplemented:
+            return NotImplemented
         own: Any = {name: getattr(change, name) for name in ("a", "b", "rows", "cols")}
         whole = self.w if self._has_whole_base() else _base(self)
         return dataclasses.replace(self, w=whole, **own)
-
-    def unstacked(self) -> Any:
-        is_batch = leads_with_batch(self) and self._has_whole_base()
-        return self if is_batch else NotImplemented
 
     def _has_whole_base(self) -> bool:
         return self.w.ndim == self.a.ndim - 1 + len(self.cols)

@@ -90,10 +90,7 @@ class Packed(Structured):
     # Unpacked integers are no larger than those of eight bits would be.
     default = staticmethod(on_dense)
 
-    def stacked(self, size: int) -> Any:
-        return self
-
-    def unstacked(self) -> Any:
+    def sliceable(self) -> Any:
         return self if -self.axis < self.bytes.ndim else NotImplemented
 
     def leaf_specs(self, spec: Any) -> Any:

@@ -15,6 +15,7 @@ from hypothesis.extra.numpy import arrays
 from jax import lax
 
 import jaxrewrite
+from jaxrewrite import values
 from jaxrewrite.values import (
     Diagonal,
     Interval,
@@ -332,6 +333,77 @@ def test_a_type_adopts_arrays_of_the_same_aval():
         jaxrewrite.transform(lambda x: x + 0.0)(Adopting(jnp.ones(2)))
 
 
+class Marked(jaxrewrite.ArrayValue):
+    array: jax.Array
+    mark: str = jaxrewrite.field(static=True)
+    outer = 5
+    rules_see_values = True
+
+    def materialise(self):
+        raise TypeError("it is marked.")
+
+    def aval(self):
+        return jax.ShapeDtypeStruct(jnp.shape(self.array), self.array.dtype)
+
+    def adopt(self, array, primitive):
+        return WithAnyMark(array, "none")
+
+    def join(self, other):
+        if not isinstance(other, Marked):
+            return NotImplemented
+        cls, mark = mark_of([self, other])
+        return cls(self.array, mark), cls(other.array, mark)
+
+
+class WithAnyMark(Marked):
+    def materialise(self):
+        return self.array
+
+
+def mark_of(operands):
+    marks = {x.mark for x in operands if not isinstance(x, WithAnyMark)}
+    assert len(marks) <= 1, "marks differ"
+    return (Marked, *marks) if marks else (WithAnyMark, "none")
+
+
+@values.annotation_rule(Marked, "add", "max", "mul", "convert_element_type")
+def marked(*operands, primitive, **params):
+    cls, mark = mark_of(x for x in operands if isinstance(x, Marked))
+    arrays = [x.array if isinstance(x, Marked) else x for x in operands]
+    return cls(jaxrewrite.bind(primitive, *arrays, **params), mark)
+
+
+def test_adopted_numbers_of_a_type_of_ones_own_are_of_a_subclass_until_something_tells():
+    x = Marked(jnp.arange(3.0), "a")
+
+    def program(x):
+        def turn(i, carry):
+            total, highest, unused = carry
+            return total + x, jnp.maximum(highest, x), 2 * unused
+
+        start = jnp.zeros(3), jnp.full(3, -jnp.inf), jnp.zeros(3)
+        total, highest, unused = jax.lax.fori_loop(0, 2, turn, start)
+        return total, highest, unused, jnp.maximum(x, 0.0)
+
+    run = jaxrewrite.transform(program, materialise="forbid")
+    total, highest, unused, positive = jax.jit(run)(x)
+    for value, wanted in ((total, 2 * x.array), (highest, x.array), (positive, x.array)):
+        assert type(value) is Marked and value.mark == "a"
+        np.testing.assert_array_equal(value.array, wanted)
+    assert isinstance(unused, jax.Array)
+    np.testing.assert_array_equal(unused, 0)
+
+
+def test_a_method_that_is_not_called_any_more_is_an_error():
+    with pytest.raises(
+        TypeError, match=r"Old\.settled is not called any more: adopt returns"
+    ):
+
+        class Old(jaxrewrite.ArrayValue):
+            def settled(self):
+                return self
+
+
 def test_what_has_no_units_is_plain():
     fns = [
         *(lambda x: jnp.sin(x / x), lambda x: x > x[0], jnp.sign, jnp.argmax, jnp.isfinite),
@@ -500,7 +572,7 @@ NAMED = Named(NUMBERS, ("a", "b"))
         (jax.nn.relu, ("a", "b")),
         (lambda x: lax.top_k(x, 2)[1], ("a", "b")),
         (lambda x: lax.scan(lambda c, r: (c + r, None), jnp.zeros(4), x)[0], ("b",)),
-        (lambda x: lax.scan(lambda c, r: (c, 2 * r), 0, x)[1], (None, "b")),
+        (lambda x: lax.scan(lambda c, r: (c, 2 * r), 0, x)[1], ("b",)),
         (lambda x: lax.cond(True, jnp.sin, jnp.ones_like, x), ("a", "b")),
         (jax.grad(lambda x: jnp.sin(x[1:]).sum()), ("a", "b")),
         (jax.vmap(lambda row: row * row.sum()), ("a", "b")),
