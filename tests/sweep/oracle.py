@@ -325,10 +325,18 @@ def simulations(program: Any, zeros: bool) -> list[list[np.ndarray]]:
     """
     if _reads_bits(program):
         return _simulations(program, zeros, False)  # The bits of a wider number are others.
-    try:
-        return _simulations(program, zeros, True)
-    except Exception:  # noqa: BLE001 - branches of different dtypes, say
-        return _simulations(program, zeros, False)
+    for wide_program in _in_double(program):
+        try:
+            return _simulations(wide_program, zeros, True)
+        except Exception:  # noqa: BLE001, S112 - branches of different dtypes, say
+            continue
+    return _simulations(program, zeros, False)
+
+
+def _in_double(program: Any) -> tuple[Any, Any]:
+    """Programs that may run in double precision, of which the first one is as it was written."""
+    program = program.needed()
+    return program, program.wider()
 
 
 def _reads_bits(program: Any) -> bool:
@@ -643,10 +651,14 @@ def _is_nearer(
 
     What a table of patterns is for: a formula with less rounding, or that does not overflow.
     """
-    try:
-        with jax.enable_x64(True):
-            leaves = jax.tree.leaves(run_dense(program, widened))
-    except Exception:  # noqa: BLE001 - a carry of one dtype, say: there is no such program
+    for wide_program in _in_double(program):
+        try:
+            with jax.enable_x64(True):
+                leaves = jax.tree.leaves(run_dense(wide_program, widened))
+            break
+        except Exception:  # noqa: BLE001, S112 - a carry of one dtype, say
+            continue
+    else:
         return False
     exact = [wide(leaves[i]) for i in keep]
     with np.errstate(all="ignore"):

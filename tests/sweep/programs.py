@@ -5,6 +5,8 @@ it does not fit. Each step runs on the dense arrays when it is added. So its res
 and JAX itself can run it.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import re
 import warnings
@@ -79,6 +81,20 @@ class Program:
         lines += [f"    t{i} = {step}" for i, step in enumerate(self.steps)]
         return "\n".join([*lines, f"    return {self.result}", ""])
 
+    def needed(self) -> Program:
+        """The same without what its result does not need, which may be no program of wider numbers."""
+        names, steps = set(re.findall(r"t\d+", self.result)), list(self.steps)
+        for i in reversed(range(len(steps))):
+            if f"t{i}" in names:
+                names.update(re.findall(r"t\d+", steps[i]))
+            else:
+                steps[i] = "None"
+        return dataclasses.replace(self, steps=tuple(steps))
+
+    def wider(self) -> Program:
+        """The same, where what the steps write is in double precision, too."""
+        return dataclasses.replace(self, steps=tuple(map(_wider, self.steps)))
+
     def source(self) -> str:
         """Self-contained."""
         values = "".join(f"{text}, " for text in self.operands)
@@ -96,6 +112,12 @@ class Program:
         x64 = ", x64" if self.x64 else ""
         table = f", patterns.{self.table}" if self.table else ""
         return f"# {self.mode}, {self.policy}{x64}{table}\n{values}\n{self.function()}"
+
+
+def _wider(step: str) -> str:
+    made = lambda m: m[0] if "dtype" in m[0] else f"{m[0][:-1]}, dtype='float64')"
+    step = re.sub(r"\bu\([^()]*\)", made, step)
+    return step.replace("float32", "float64").replace("complex64", "complex128")
 
 
 _LEAVES = """

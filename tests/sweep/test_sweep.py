@@ -1,5 +1,7 @@
 """Random programs over the ready types: none is wrong. A few of those of ``python -m sweep``."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -69,6 +71,27 @@ def test_rounding_is_no_failure(bulk):
     """What is one number or another by rounding is not compared."""
     ties = Program(("Circulant(u(101, 4))",), ("v0.sum(0)", "jnp.argmax(t0)"), "t1")
     assert judge(ties).kind in ("ok", "doubtful")
+
+
+def test_what_a_result_does_not_need_keeps_no_wider_program_from_explaining_it(bulk):
+    """Of two dtypes there is no triangular solve; the cosine of a small angle is rounded."""
+    steps = (
+        "lax.linalg.triangular_solve(jnp.eye(2, dtype='float32'), v0)",
+        "1 - jnp.cos(v0 * 1e-2)",
+    )
+    program = Program(("u(0, 2, 2)",), steps, "t1", table="stable")
+    assert program.needed().steps == ("None", steps[1])
+    assert judge(program).kind == "ok"
+    both = dataclasses.replace(program, result="(t0, t1)")
+    assert both.wider().steps[0] == steps[0].replace("32", "64")
+    assert judge(both).kind == "ok"
+    assert Program((), ("u(1, 2) * u(2, dtype='int32')",), "t0").wider().steps == (
+        "u(1, 2, dtype='float64') * u(2, dtype='int32')",
+    )
+    assert Program(("u(0, 2)",), ("-v0", "t0 * 2"), "(t1, v0)").needed().steps == (
+        "-v0",
+        "t0 * 2",
+    )
 
 
 def test_comparison_is_of_all_entries():
