@@ -40,6 +40,14 @@ def weight():
     return jnp.asarray(RANDOM.integers(-9, 10, (8, 8)) / 10, "float32")
 
 
+def blocks():
+    """Eight rows of one block of Q8_0, of which the first columns are kept."""
+    codes = (np.arange(8 * 32).reshape(8, 32) * 37 % 181 - 90).astype(np.int8)
+    scale = np.full((8, 1), 1 / 100, np.float16)
+    data = np.concatenate([scale.view(np.uint8), codes.view(np.uint8)], -1)
+    return values.GGUF.from_bytes(data, "Q8_0")[:, :8]
+
+
 def sparse():
     return jnp.where(jnp.asarray(RANDOM.random((8, 8)) < 0.15), some(8, 8), 0)
 
@@ -106,6 +114,7 @@ PAGES_OF_TYPES = {
             "Quantised": lambda: values.Quantised.quantise(weight(), 8, axis=-1),
             "Float8": lambda: values.Float8.quantise(weight()),
             "NF4": lambda: values.NF4.quantise(weight(), (8, 1)),
+            "GGUF": blocks,
             "FakeQuantised": lambda: values.FakeQuantised(weight(), bits=4),
         },
     ),

@@ -232,6 +232,13 @@ def _(s, dtype, n, m, batch):
     return f"Float8.quantise({s.u(n, m, dtype=dtype)}, {kind}, {how})"
 
 
+@a_type("GGUF", dtypes=FLOATS)
+def _(s, dtype, n, m, batch):
+    kind = s.choice(("Q8_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K"))
+    sizes = ", ".join(map(str, (*batch, n, m)))
+    return f"gguf({s.seed()}, {kind!r}, {dtype!r}, {sizes})"
+
+
 @a_type("FakeQuantised", dtypes=FLOATS, batch=False)
 def _(s, dtype, n, m, batch):
     how = s.choice(("8", "4, axis=-1", "3, axis=0, symmetric=False"))
