@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
 import jaxrewrite
@@ -151,6 +152,12 @@ class GGUF(Coded):
         return dataclasses.replace(self, scale=change(self.scale))
 
 
+# A compiler for a CPU decodes in a loop over the axes of what it writes, and does not vectorise
+# the loop if these are merged. Entries that fit the processor's cache are written as they are
+# decoded. Others are written once only.
+_MOST_AT_ONCE = 2**21
+
+
 class GGUFBlocks(Packed):
     """Numbers of dtype float32, in blocks of bytes, of a format of GGUF.
 
@@ -190,5 +197,7 @@ class GGUFBlocks(Packed):
 
     def unpacked(self) -> Any:
         entries = LAYOUTS[self.format].decode(self.bytes)
+        if isinstance(entries.size, int) and entries.size <= _MOST_AT_ONCE:
+            entries = lax.optimization_barrier(entries)
         groups = entries.reshape(*self.bytes.shape[:-1], self.neighbours)
         return jnp.moveaxis(groups, -1, self.axis)
