@@ -114,6 +114,7 @@ PAGES_OF_TYPES = {
             "Quantised": lambda: values.Quantised.quantise(weight(), 8, axis=-1),
             "Float8": lambda: values.Float8.quantise(weight()),
             "NF4": lambda: values.NF4.quantise(weight(), (8, 1)),
+            "Microscaled": lambda: values.Microscaled.quantise(weight(), block=8),
             "GGUF": blocks,
             "FakeQuantised": lambda: values.FakeQuantised(weight(), bits=4),
         },

@@ -3,7 +3,7 @@
 import numpy as np
 
 import jaxrewrite
-from jaxrewrite.values import GGUF, NF4, FakeQuantised, Float8, Quantised
+from jaxrewrite.values import GGUF, NF4, FakeQuantised, Float8, Microscaled, Quantised
 
 from . import case, uniform
 
@@ -65,6 +65,21 @@ def float8(rng, dtype, n, m):
 @case("float8 e5m2", variant=True)
 def float8_e5m2(rng, dtype, n, m):
     return Float8.quantise(weight(rng, dtype, n, m), "float8_e5m2")
+
+
+@case("microscaled")
+def microscaled(rng, dtype, n, m):
+    return Microscaled.quantise(weight(rng, dtype, n, m), "mxfp4", half(n))
+
+
+@case("microscaled float8", variant=True)
+def microscaled_float8(rng, dtype, n, m):
+    return Microscaled.quantise(weight(rng, dtype, n, m), "mxfp8_e4m3", half(n))
+
+
+@case("microscaled twice", variant=True)
+def microscaled_twice(rng, dtype, n, m):
+    return Microscaled.quantise(weight(rng, dtype, n, m), "nvfp4", (1, half(m)))
 
 
 @case("fake quantised", variant=True)

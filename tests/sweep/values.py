@@ -232,6 +232,13 @@ def _(s, dtype, n, m, batch):
     return f"Float8.quantise({s.u(n, m, dtype=dtype)}, {kind}, {how})"
 
 
+@a_type("Microscaled", dtypes=("float32", "float64", "bfloat16"), batch=False)
+def _(s, dtype, n, m, batch):
+    kind = s.choice(("mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "nvfp4"))
+    block = s.choice((f"({max(n, 1)}, 1)", f"(1, {max(m, 1)})", "1"))
+    return f"Microscaled.quantise({s.u(n, m, dtype=dtype)}, {kind!r}, {block})"
+
+
 @a_type("GGUF", dtypes=FLOATS)
 def _(s, dtype, n, m, batch):
     kind = s.choice(("Q8_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K"))
