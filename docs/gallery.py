@@ -20,7 +20,7 @@ from jaxrewrite import primitives, values
 from jaxrewrite._display import brief
 from jaxrewrite.testing._programs import programs
 from jaxrewrite.values._base.structured import bytes_text, nbytes_of, short
-from jaxrewrite.values._weights.packed import Packed
+from jaxrewrite.values._weights.packed import Integers
 
 
 DOCS = pathlib.Path(__file__).resolve().parent
@@ -358,8 +358,8 @@ def panels_of(value):
         yield f"the array\n{short(value)}\n{size}", np.asarray(dense, "float32")
     except (jaxrewrite.MaterialisationError, TypeError):
         pass  # It is never dense, or a key.
-    # Two codes of four bits are in a byte, and drawn apart.
-    is_leaf = lambda x: isinstance(x, Packed)
+    # Two codes of four bits are in a byte, and drawn apart. Blocks of GGUF are drawn as bytes.
+    is_leaf = lambda x: isinstance(x, Integers)
     leaves = jax.tree_util.tree_leaves_with_path(value, is_leaf=is_leaf)
     arrays = ((path, jnp.asarray(jaxrewrite.materialise(leaf))) for path, leaf in leaves)
     leaves = [(path, leaf) for path, leaf in arrays if leaf.size]
@@ -379,6 +379,8 @@ def as_matrix(leaf):
         return x.reshape(-1, 1)
     if x.ndim == 2:
         return x
+    if x.shape[-2] == 1:  # One block in each row.
+        return x.squeeze(-2)
     blocks = x.reshape(-1, *x.shape[-2:])
     gap = np.full((x.shape[-2], 1), np.nan)
     return np.concatenate([part for block in blocks for part in (block, gap)][:-1], axis=1)
