@@ -45,10 +45,14 @@ class GGUF(Coded):
     Q4_K      256     4.5      :math:`a t_k q - b u_k`, 32 entries share :math:`t_k, u_k`
     Q3_K      256     3.4375   :math:`a t_k (q - 4)`, 16 entries share :math:`t_k`
     Q2_K      256     2.625    :math:`a t_k q - b u_k`, 16 entries share :math:`t_k, u_k`
+    MXFP4     32      4.25     :math:`2^e c`, :math:`c` of float4_e2m1fn
     ========= ======= ======== ====================================================
 
-    :math:`a` and :math:`b` are of dtype float16. The gradient with respect to ``scale`` is exact, and
-    that with respect to the bytes is float0, as for all integers in JAX.
+    :math:`a` and :math:`b` are of dtype float16. Blocks of MXFP4 with the least exponents have
+    numbers that are not normal in float32, which a CPU takes for zero. In an array of dtype
+    float16, what is beyond its largest number is infinite, also where :math:`s` is small. The
+    gradient with respect to ``scale`` is exact, and that with respect to the bytes is float0, as
+    for all integers in JAX.
 
     Parameters
     ----------

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .packed import doubled_magnitudes
+
 
 class Layout(NamedTuple):
     """What is in a block: so many bytes for so many entries, whose codes have so many bits.
@@ -110,6 +112,17 @@ def _q5_1(blocks: Any) -> Any:
     return _affine(_five_bits(q, high), _half(a), _half(b))
 
 
+def _mxfp4(blocks: Any) -> Any:
+    exponent, q = _parts(blocks, 1, 16)
+    codes, exponent = _fields(q, 4), exponent.astype(jnp.int32)
+    # The numbers are doubled, and the power of two is halved. The least two have no exponent of
+    # their own in float32.
+    bits = jnp.where(exponent < 2, 0x0020_0000 << exponent, (exponent - 1) << 23)
+    double = doubled_magnitudes(codes)
+    signed = jnp.where(codes & 8 != 0, -double, double).astype(jnp.float32)
+    return _over(lax.bitcast_convert_type(bits, jnp.float32), codes) * signed
+
+
 def _scales_of_six_bits(scales: Any) -> tuple[Any, Any]:
     """The eight factors and the eight offsets in twelve bytes, of six bits each."""
     t, u, rest = _parts(scales, 4, 4, 4)
@@ -169,5 +182,6 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
         "Q4_K": Layout(256, 144, 4, _q4_k),
         "Q3_K": Layout(256, 110, 3, _q3_k),
         "Q2_K": Layout(256, 84, 2, _q2_k),
+        "MXFP4": Layout(32, 17, 4, _mxfp4),
     }
 )

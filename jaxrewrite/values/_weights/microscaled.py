@@ -27,7 +27,7 @@ from .coded import (
     spread,
 )
 from .float8 import numbers_of_bits
-from .packed import Nibbles, packed
+from .packed import Nibbles, doubled_magnitudes, packed
 
 
 class _Format(NamedTuple):
@@ -288,11 +288,9 @@ def _bits(name: str, x: Any, dtype: str) -> Any:
 
 
 def _numbers_of_four_bits(codes: Any, dtype: Any) -> Any:
-    """The numbers of float4_e2m1fn, by their doubles, since a lookup takes longer."""
-    m = (codes & 7).astype(jnp.int8)
-    double = jnp.where(m < 4, m, jnp.where(m < 6, 2 * m - 4, 4 * m - 16))
-    half = double.astype(dtype) * 0.5
-    return jnp.where(codes & 8 != 0, -half, half)
+    """The numbers of float4_e2m1fn. There is a zero of each sign."""
+    magnitude = doubled_magnitudes(codes).astype(dtype) * 0.5
+    return jnp.where(codes & 8 != 0, -magnitude, magnitude)
 
 
 def _scales(bits: Any, format: str, dtype: Any) -> Any:
@@ -302,7 +300,7 @@ def _scales(bits: Any, format: str, dtype: Any) -> Any:
 
 
 def _powers_of_two(bits: Any) -> Any:
-    """The numbers of float8_e8m0fnu: powers of two by their exponents."""
+    """The numbers of float8_e8m0fnu: powers of two by their exponents, in float32."""
     exponent = bits.astype(jnp.int32)
     # The least one has no exponent of its own in float32.
     as_float = jnp.where(exponent == 0, 0x0040_0000, exponent << 23)
