@@ -33,9 +33,13 @@ def _parts(blocks: Any, *sizes: int) -> list[Any]:
     return [blocks[..., end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
-def _split(x: Any, *sizes: int) -> Any:
-    """The last axis as several axes."""
-    return x.reshape(*x.shape[:-1], *sizes)
+def _split(x: Any, *sizes: int, axis: int = -1) -> Any:
+    """An axis, the last one by default, as several axes.
+
+    One at a time: on a mesh with explicit axes, JAX refuses reshapes that do more.
+    """
+    axis += x.ndim
+    return x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
 
 
 def _fields(x: Any, bits: int) -> Any:
@@ -51,7 +55,7 @@ def _bits(x: Any) -> Any:
 
 def _above(low: Any, high: Any, bits: int) -> Any:
     """Codes of which these are the lower bits, so many, and the higher ones."""
-    return low | (high.reshape(low.shape) << np.uint8(bits))
+    return low | (high << np.uint8(bits))
 
 
 def _signed(codes: Any, less: int = 0) -> Any:
@@ -84,7 +88,8 @@ def _linear(q: Any, less: int, factor: Any) -> Any:
 
 def _five_bits(q: Any, high: Any) -> Any:
     """The codes of a block of 32, of which the last bits come first."""
-    return _above(_fields(_split(q, 2, 8), 4).swapaxes(-2, -3), _bits(high), 4)
+    low = _fields(_split(q, 2, 8), 4).swapaxes(-2, -3)
+    return _above(low, _split(_bits(high), 2, 2, axis=-2), 4)
 
 
 def _q8_0(blocks: Any) -> Any:
@@ -142,15 +147,16 @@ def _q4_k(blocks: Any) -> Any:
 def _q5_k(blocks: Any) -> Any:
     a, b, scales, high, q = _parts(blocks, 2, 2, 12, 32, 128)
     t, u = _scales_of_six_bits(scales)
-    codes = _above(_fields(_split(q, 4, 32), 4), _fields(high, 1), 4)
+    bit = _split(_fields(high, 1), 4, 2, axis=-2)
+    codes = _above(_fields(_split(q, 4, 32), 4), bit, 4)
     return _affine(codes, _half(a) * t, -_half(b) * u)
 
 
 def _q6_k(blocks: Any) -> Any:
     q, high, t, a = _parts(blocks, 128, 64, 16, 2)
-    low = _split(_fields(_split(q, 2, 64), 4), 4, 16)
-    codes = _above(low, _fields(_split(high, 2, 32), 2), 4)
-    return _linear(codes, 32, _half(a) * _signed(t))
+    low = _split(_fields(_split(q, 2, 64), 4), 2, 2, 16)
+    two = _split(_split(_fields(_split(high, 2, 32), 2), 2, 16), 2, 2, axis=-3)
+    return _linear(_above(low, two, 4), 32, _half(a) * _signed(t))
 
 
 def _q2_k(blocks: Any) -> Any:
@@ -163,11 +169,14 @@ def _q2_k(blocks: Any) -> Any:
 def _q3_k(blocks: Any) -> Any:
     high, q, scales, a = _parts(blocks, 32, 64, 12, 2)
     low_of_t, high_of_t = _parts(scales, 8, 4)
-    t = _above(_fields(low_of_t, 4), _fields(high_of_t, 2), 4)
+    four = _fields(_split(low_of_t, 2, 4), 4).swapaxes(-2, -3)
+    t = _above(four, _split(_fields(high_of_t, 2), 2, 2, axis=-2), 4)
     low = _split(_fields(_split(q, 2, 32), 2), 2, 16)
     # A bit that is not set takes four away.
-    codes = _above(low, _fields(high, 1), 2)
-    return _linear(codes, 4, _half(a) * _signed(t, 32).reshape(*t.shape[:-2], 16))
+    bit = _split(_split(_fields(high, 1), 2, 16), 2, 4, axis=-3)
+    return _linear(
+        _above(low, bit, 2), 4, _half(a) * _signed(lax.collapse(t, t.ndim - 3), 32)
+    )
 
 
 LAYOUTS: Mapping[str, Layout] = MappingProxyType(

@@ -137,3 +137,15 @@ def test_what_cuts_blocks_is_dense_by_the_policy():
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_rows_on_a_mesh_with_explicit_axes(format):
+    """Each reshape is one of those that JAX knows the sharding of."""
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Explicit,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    sizes = 4, 2, GGUF.formats[format].bytes
+    with jax.set_mesh(mesh):
+        blocks = jax.ShapeDtypeStruct(sizes, "uint8", sharding=rows)
+        decode = lambda blocks: GGUFBlocks(blocks, format=format).materialise()
+        assert jax.eval_shape(decode, blocks).sharding.spec[0] == "rows"
