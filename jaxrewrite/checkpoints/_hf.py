@@ -341,9 +341,12 @@ def _bits(config: Mapping[str, Any], tensor: _Stored, known: Sequence[int]) -> i
 
 def _fields(words: np.ndarray, bits: int) -> np.ndarray:
     """The integers of so many bits in words of 32, along the last axis, the lowest first."""
-    in_bytes = np.ascontiguousarray(words)[..., None].view(np.uint8)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    fields = (in_bytes[..., None] >> shifts) & np.uint8(2**bits - 1)
+    in_bytes = np.ascontiguousarray(words).view(np.uint8)
+    fields = np.empty((*in_bytes.shape, 8 // bits), np.uint8)
+    # Field by field: NumPy takes ten times as long along a short last axis.
+    for i in range(8 // bits):
+        np.right_shift(in_bytes, i * bits, out=fields[..., i])
+    fields &= 2**bits - 1
     return fields.reshape(*words.shape[:-1], -1)
 
 
