@@ -26,7 +26,8 @@ def load_gguf(path: str | os.PathLike[str], *, dtype: Any = "float32") -> GGUFTe
     Parameters
     ----------
     path
-        The file, of version 2 or 3. It must stay as it is while its tensors are in use.
+        The file, of version 2 or 3. It must stay as it is while its tensors are in use. A model
+        in several files is a mapping for each.
     dtype
         The dtype of the quantised tensors as arrays, floating.
 

@@ -22,7 +22,8 @@ def load_hf(folder: str | os.PathLike[str], *, dtype: Any = "float32") -> HFTens
 
     The files of safetensors are mapped into memory, and all of their headers are read and
     checked. A weight is read when it is looked up. Its codes stay codes: no weight becomes
-    floating. ``quantization_config`` in ``config.json`` says what they are:
+    floating. ``quantization_config`` in ``config.json`` says what they are, or
+    ``quantize_config.json`` of AutoGPTQ:
 
     ============ ===================================== =======================================
     method       what it stands for                    what it becomes
@@ -94,8 +95,7 @@ def load_hf(folder: str | os.PathLike[str], *, dtype: Any = "float32") -> HFTens
             if name in stored:
                 tensor.refuse(f"that is also in {stored[name].file}.")
             stored[name] = tensor
-    method = config.get("quantization_config") or {}
-    made = _weights(path, method, stored, jnp.dtype(dtype))
+    made = _weights(*_quantisation(path, config), stored, jnp.dtype(dtype))
     return HFTensors(config, made)
 
 
@@ -174,6 +174,20 @@ def _json(file: pathlib.Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"load_hf: {file} holds no table.")
     return found
+
+
+def _quantisation(
+    folder: pathlib.Path, config: Mapping[str, Any]
+) -> tuple[pathlib.Path, dict[str, Any]]:
+    """The file that says how the weights are quantised, and what it says."""
+    file, found = folder / "config.json", config.get("quantization_config") or {}
+    if not isinstance(found, dict):
+        raise ValueError(f"load_hf: {file} has quantization_config={found!r}.")
+    # AutoGPTQ has a file of its own.
+    own = folder / "quantize_config.json"
+    if not found and own.exists():
+        return own, {"quant_method": "gptq", **_json(own)}
+    return file, found
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -265,7 +279,7 @@ class _Method(NamedTuple):
 
 
 def _weights(
-    folder: pathlib.Path,
+    file: pathlib.Path,
     config: Mapping[str, Any],
     stored: Mapping[str, _Stored],
     dtype: Any,
@@ -276,7 +290,7 @@ def _weights(
     used: set[str] = set()
     if config and kind not in _METHODS:
         raise ValueError(
-            f"load_hf: {folder / 'config.json'} has the quant_method {kind!r}, which is not known "
+            f"load_hf: {file} has the quant_method {kind!r}, which is not known "
             f"here. Known are {', '.join(_METHODS)}."
         )
     for method in [_METHODS[kind]] if config else []:

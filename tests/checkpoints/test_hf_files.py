@@ -103,6 +103,13 @@ def test_zeros_of_gptq(tmp_path):
     assert v.nbytes == 64 * 8 // 2 + 4 * 8 * 2
 
 
+def test_a_file_of_autogptq(tmp_path):
+    tensors, want = gptq()
+    folder = written(tmp_path, {}, tensors)
+    (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 16}))
+    check(load_hf(folder)["up.weight"], want)
+
+
 def test_awq(tmp_path):
     q, z = (NUMBERS.integers(0, 16, (n, 16)) for n in (64, 4))
     scales = NUMBERS.uniform(0.01, 0.1, (4, 16)).astype("float16")
@@ -354,6 +361,11 @@ def test_folders_that_are_not_whole(tmp_path):
         load_hf(folder)
     index.write_text("{}")
     with pytest.raises(ValueError, match="has no table `weight_map`"):
+        load_hf(folder)
+    (folder / "config.json").write_text('{"quantization_config": 4}')
+    index.unlink()
+    (folder / "model-1.safetensors").unlink()
+    with pytest.raises(ValueError, match="has quantization_config=4"):
         load_hf(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(ValueError, match="is not whole JSON"):
