@@ -20,7 +20,7 @@ from jaxrewrite import primitives, values
 from jaxrewrite._display import brief
 from jaxrewrite.testing._programs import programs
 from jaxrewrite.values._base.structured import bytes_text, nbytes_of, short
-from jaxrewrite.values._weights.packed import Packed
+from jaxrewrite.values._weights.packed import Integers
 
 
 DOCS = pathlib.Path(__file__).resolve().parent
@@ -38,6 +38,14 @@ def some(*shape):
 
 def weight():
     return jnp.asarray(RANDOM.integers(-9, 10, (8, 8)) / 10, "float32")
+
+
+def blocks():
+    """Eight rows of one block of Q8_0, of which the first columns are kept."""
+    codes = (np.arange(8 * 32).reshape(8, 32) * 37 % 181 - 90).astype(np.int8)
+    scale = np.full((8, 1), 1 / 100, np.float16)
+    data = np.concatenate([scale.view(np.uint8), codes.view(np.uint8)], -1)
+    return values.GGUF.from_bytes(data, "Q8_0")[:, :8]
 
 
 def sparse():
@@ -106,6 +114,8 @@ PAGES_OF_TYPES = {
             "Quantised": lambda: values.Quantised.quantise(weight(), 8, axis=-1),
             "Float8": lambda: values.Float8.quantise(weight()),
             "NF4": lambda: values.NF4.quantise(weight(), (8, 1)),
+            "Microscaled": lambda: values.Microscaled.quantise(weight(), block=8),
+            "GGUF": blocks,
             "FakeQuantised": lambda: values.FakeQuantised(weight(), bits=4),
         },
     ),
@@ -348,8 +358,8 @@ def panels_of(value):
         yield f"the array\n{short(value)}\n{size}", np.asarray(dense, "float32")
     except (jaxrewrite.MaterialisationError, TypeError):
         pass  # It is never dense, or a key.
-    # Two codes of four bits are in a byte, and drawn apart.
-    is_leaf = lambda x: isinstance(x, Packed)
+    # Two codes of four bits are in a byte, and drawn apart. Blocks of GGUF are drawn as bytes.
+    is_leaf = lambda x: isinstance(x, Integers)
     leaves = jax.tree_util.tree_leaves_with_path(value, is_leaf=is_leaf)
     arrays = ((path, jnp.asarray(jaxrewrite.materialise(leaf))) for path, leaf in leaves)
     leaves = [(path, leaf) for path, leaf in arrays if leaf.size]
@@ -369,6 +379,8 @@ def as_matrix(leaf):
         return x.reshape(-1, 1)
     if x.ndim == 2:
         return x
+    if x.shape[-2] == 1:  # One block in each row.
+        return x.squeeze(-2)
     blocks = x.reshape(-1, *x.shape[-2:])
     gap = np.full((x.shape[-2], 1), np.nan)
     return np.concatenate([part for block in blocks for part in (block, gap)][:-1], axis=1)

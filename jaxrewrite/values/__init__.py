@@ -80,8 +80,10 @@ from ._weights.calibrate import calibrate as calibrate
 from ._weights.coded import Coded as Coded
 from ._weights.fake import FakeQuantised as FakeQuantised
 from ._weights.float8 import Float8 as Float8
+from ._weights.gguf import GGUF as GGUF
 from ._weights.kernels import gpu_kernels as gpu_kernels
 from ._weights.lora import Lora as Lora
+from ._weights.microscaled import Microscaled as Microscaled
 from ._weights.nf4 import NF4 as NF4
 from ._weights.quantise import quantise as quantise
 from ._weights.quantised import Quantised as Quantised

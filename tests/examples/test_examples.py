@@ -20,6 +20,7 @@ SHOWN = {
     "equinox_training": (["equinox", "optax"], "kB holds the same module."),
     "gaussian_process": (["blackjax"], "are those of the dense program."),
     "hugging_face": (["transformers", "optax"], "generated, as by dense weights"),
+    "llama": (["gguf"], "are those of the weights that gguf dequantises."),
     "nnx_training": (["flax", "optax"], "The integers and their scales are as they were."),
     "optax_partition": (["optax"], "Both ways give the same."),
     "qlora": (["flax", "optax", "safetensors"], "gives the same, bit for bit."),

@@ -1,6 +1,9 @@
 """Arrays of small integers with scales, in each granularity."""
 
-from jaxrewrite.values import NF4, FakeQuantised, Float8, Quantised
+import numpy as np
+
+import jaxrewrite
+from jaxrewrite.values import GGUF, NF4, FakeQuantised, Float8, Microscaled, Quantised
 
 from . import case, uniform
 
@@ -64,6 +67,43 @@ def float8_e5m2(rng, dtype, n, m):
     return Float8.quantise(weight(rng, dtype, n, m), "float8_e5m2")
 
 
+@case("microscaled")
+def microscaled(rng, dtype, n, m):
+    return Microscaled.quantise(weight(rng, dtype, n, m), "mxfp4", half(n))
+
+
+@case("microscaled float8", variant=True)
+def microscaled_float8(rng, dtype, n, m):
+    return Microscaled.quantise(weight(rng, dtype, n, m), "mxfp8_e4m3", half(n))
+
+
+@case("microscaled twice", variant=True)
+def microscaled_twice(rng, dtype, n, m):
+    return Microscaled.quantise(weight(rng, dtype, n, m), "nvfp4", (1, half(m)))
+
+
 @case("fake quantised", variant=True)
 def fake(rng, dtype, n, m):
     return FakeQuantised(weight(rng, dtype, n, m), 4, axis=-1)
+
+
+def of_blocks(blocks, dtype, n, m, format):
+    """The first rows and columns of an array of blocks, of which the last one may be cut."""
+    data = np.ascontiguousarray(blocks).reshape(len(blocks), -1)
+    v = GGUF.from_bytes(data, format, dtype)
+    return jaxrewrite.transform(lambda v: v[:n, :m])(v)
+
+
+@case("gguf")
+def gguf(rng, dtype, n, m):
+    scale = np.full((max(n, 1), -(-m // 32) or 1, 1), 1 / 127, np.float16).view(np.uint8)
+    codes = rng.integers(32, 127, (*scale.shape[:2], 32), np.uint8)
+    return of_blocks(np.concatenate([scale, codes], -1), dtype, n, m, "Q8_0")
+
+
+@case("gguf superblocks", variant=True)
+def gguf_superblocks(rng, dtype, n, m):
+    scales = np.array([1 / 1000, -1 / 250], np.float16).view(np.uint8)
+    blocks = rng.integers(0, 256, (max(n, 1), -(-m // 256) or 1, 144), np.uint8)
+    blocks[..., :4], blocks[..., 4:16] = scales, 0xFF
+    return of_blocks(blocks, dtype, n, m, "Q4_K")

@@ -41,6 +41,18 @@ def some(seed, *shape, dtype="float32"):
     kept = np.random.default_rng(seed).permutation(np.arange(np.prod(shape)) % 5 < 3)
     return u(seed, *shape, dtype=dtype) * jnp.asarray(kept.reshape(shape), dtype)
 
+def gguf(seed, kind, dtype, *shape):
+    """Codes of four to eight bits, each block with scales of about that many parts of one."""
+    rng, (k, size, *halves) = np.random.default_rng(seed), {
+        "Q8_0": (32, 34, 0), "Q4_1": (32, 20, 0, 2), "Q5_0": (32, 22, 0),
+        "Q4_K": (256, 144, 0, 2), "Q6_K": (256, 210, 208)}[kind]
+    blocks = rng.integers(0, 256, (*shape[:-1], -(-shape[-1] // k), size), np.uint8)
+    for at in halves:
+        part = rng.uniform(0.5, 1, blocks.shape[:-1]) / {"Q8_0": 128, "Q4_K": 2**9, "Q6_K": 2**12}.get(kind, 16)
+        blocks[..., at:at + 2] = part.astype(np.float16)[..., None].view(np.uint8)
+    v = GGUF.from_bytes(blocks.reshape(*blocks.shape[:-2], -1), kind, dtype)
+    return jaxrewrite.transform(lambda v: v[..., :shape[-1]])(v)
+
 def at_ends(x):
     """Near the largest and the least numbers of a dtype."""
     a, limits = np.asarray(x), (jnp.finfo if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo)(x.dtype)

@@ -320,9 +320,11 @@ def _cast(x: np.ndarray, new: Any) -> np.ndarray:
 @rule("bitcast_convert_type")
 def _(eqn: Any, x: np.ndarray) -> Any:
     new = np.dtype(eqn.params["new_dtype"])
-    if eqn.outvars[0].aval.shape != x.shape:
+    shape = eqn.outvars[0].aval.shape
+    # NumPy has bytes for integers of few bits.
+    if shape != x.shape and (x.dtype.kind == "V" or new.kind == "V"):
         return _by_jax(eqn, x)
-    return np.ascontiguousarray(x).view(new).reshape(x.shape)
+    return np.ascontiguousarray(x).view(new).reshape(shape)
 
 
 @rule("select_n")

@@ -232,6 +232,20 @@ def _(s, dtype, n, m, batch):
     return f"Float8.quantise({s.u(n, m, dtype=dtype)}, {kind}, {how})"
 
 
+@a_type("Microscaled", dtypes=("float32", "float64", "bfloat16"), batch=False)
+def _(s, dtype, n, m, batch):
+    kind = s.choice(("mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "nvfp4"))
+    block = s.choice((f"({max(n, 1)}, 1)", f"(1, {max(m, 1)})", "1"))
+    return f"Microscaled.quantise({s.u(n, m, dtype=dtype)}, {kind!r}, {block})"
+
+
+@a_type("GGUF", dtypes=FLOATS)
+def _(s, dtype, n, m, batch):
+    kind = s.choice(("Q8_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K"))
+    sizes = ", ".join(map(str, (*batch, n, m)))
+    return f"gguf({s.seed()}, {kind!r}, {dtype!r}, {sizes})"
+
+
 @a_type("FakeQuantised", dtypes=FLOATS, batch=False)
 def _(s, dtype, n, m, batch):
     how = s.choice(("8", "4, axis=-1", "3, axis=0, symmetric=False"))

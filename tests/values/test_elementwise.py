@@ -587,7 +587,16 @@ WEAKLY_TYPED = {
 }
 
 # Types of floating-point numbers alone, and makers of values that negate.
-_NUMBERS_OF = ("lora", "quantised", "nf4", "float8", "kronecker_square", "n_of_m")
+_NUMBERS_OF = (
+    "lora",
+    "quantised",
+    "nf4",
+    "float8",
+    "microscaled",
+    "gguf",
+    "kronecker_square",
+    "n_of_m",
+)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int32"])

@@ -22,6 +22,7 @@ MAKERS = {
     "Quantised": (values.Quantised.quantise, FULL, NAN),
     "NF4": (lambda x: values.NF4.quantise(x, 6), FULL, NAN),
     "Float8": (values.Float8.quantise, FULL, NAN),
+    "Microscaled": (lambda x: values.Microscaled.quantise(x, block=6), FULL, NAN),
     "NMSparse.prune": (lambda x: values.NMSparse.prune(x, 2, 3), FULL, NAN),
     "NMSparse": (lambda x: values.NMSparse.from_dense(x, 2, 3), np.eye(6), FULL),
     "Sparse": (lambda x: values.Sparse.from_dense(x, nse=21), LOWER, FULL),
@@ -84,7 +85,7 @@ def test_an_interval_of_which_one_bound_is_known():
     assert_same(jax.jit(between)(jnp.ones(2)).upper, np.ones(2), 1e-6)
 
 
-@pytest.mark.parametrize("name", ["Quantised", "NF4", "Float8"])
+@pytest.mark.parametrize("name", ["Quantised", "NF4", "Float8", "Microscaled"])
 def test_arrays_are_quantised_by_one_program(name):
     make, good, _ = MAKERS[name]
     quantise = jax.make_jaxpr(lambda w: jax.tree.leaves(make(w)))(jnp.asarray(good))
@@ -170,7 +171,9 @@ def test_entries_are_gathered_by_one_program(format):
 SMALL = np.arange(1.0, 17.0, dtype=np.float32).reshape(4, 4) / 16
 
 
-@pytest.mark.parametrize("make", [values.Quantised, values.NF4, values.Float8])
+@pytest.mark.parametrize(
+    "make", [values.Quantised, values.NF4, values.Float8, values.Microscaled]
+)
 def test_a_value_is_quantised_as_its_dense_array(make):
     d = jnp.asarray(SMALL[0])
     got = make.quantise(values.Diagonal(d), block=2)

@@ -142,6 +142,7 @@ MADE = {
     "Quantised": lambda: checked(values.Quantised, "scale").quantise(SQUARE),
     "NF4": lambda: checked(values.NF4, "scale_mean").quantise(SQUARE, block=4),
     "Float8": lambda: checked(values.Float8, "scale").quantise(SQUARE),
+    "Microscaled": lambda: checked(values.Microscaled, "scale").quantise(SQUARE, block=4),
     "NMSparse": lambda: checked(values.NMSparse, "values").prune(SQUARE),
     "Sparse": lambda: checked(values.Sparse, "data").from_dense(SQUARE),
 }

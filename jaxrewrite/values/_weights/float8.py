@@ -156,17 +156,7 @@ class Float8(Coded):
         return jax.ShapeDtypeStruct(self.codes.shape, self.scale.dtype)
 
     def levels(self) -> jax.Array:
-        # By shifts: XLA on a CPU takes ten times as long to convert the dtype itself. Nor is
-        # the sign had by a bitcast: XLA folds that of transposed constants in wrong order.
-        bits = self.codes.astype(jnp.int8).astype(jnp.int16)
-        as_half = lambda bits: lax.bitcast_convert_type(bits, jnp.float16)
-        dtype = self.scale.dtype
-        if self.format == "float8_e5m2":  # The upper half of a float16.
-            return as_half(bits << 8).astype(dtype)
-        # The exponent of a float16 has one bit more, and a bias that is greater by eight.
-        exponent_and_fraction = bits & 0x7F
-        number = as_half((bits << 7) & ~0x4000).astype(dtype) * 2**8
-        return jnp.where(exponent_and_fraction == 0x7F, jnp.nan, number)
+        return numbers_of_bits(self.codes, self.format, self.scale.dtype)
 
     def scale_of_blocks(self) -> jax.Array:
         return self.scale
@@ -178,6 +168,22 @@ class Float8(Coded):
         """Whether weights below one have scales that are normal numbers."""
         least = jnp.finfo(dtype).smallest_normal
         return super().has_scales_in(dtype) and bool(jnp.finfo(self.format).max * least < 1)
+
+
+def numbers_of_bits(codes: Any, format: str, dtype: Any) -> Any:
+    """The numbers of a floating dtype of 8 bits that have these bits, in another dtype.
+
+    By shifts: XLA on a CPU takes ten times as long to convert the dtype itself. Nor is the sign
+    had by a bitcast: XLA folds that of transposed constants in wrong order.
+    """
+    bits = codes.astype(jnp.int8).astype(jnp.int16)
+    as_half = lambda bits: lax.bitcast_convert_type(bits, jnp.float16)
+    if format == "float8_e5m2":  # The upper half of a float16.
+        return as_half(bits << 8).astype(dtype)
+    # The exponent of a float16 has one bit more, and a bias that is greater by eight.
+    exponent_and_fraction = bits & 0x7F
+    number = as_half((bits << 7) & ~0x4000).astype(dtype) * 2**8
+    return jnp.where(exponent_and_fraction == 0x7F, jnp.nan, number)
 
 
 # Compiled as a whole: one operation after the other takes longer, and more memory.

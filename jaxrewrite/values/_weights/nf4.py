@@ -158,6 +158,37 @@ class NF4(Coded):
         v = _quantised(w, sizes, scale_block)
         return cls(v.codes, v.scale_q, v.scale_scale, v.scale_mean)
 
+    @classmethod
+    def from_levels(cls, codes: Any, magnitude: Any) -> NF4:
+        """The array of indices and magnitudes that something else has rounded.
+
+        Parameters
+        ----------
+        codes
+            The indices of the levels, integers of any dtype, in the shape of the array.
+        magnitude
+            The greatest magnitude of each block, floating, in a shape as for the scales of
+            `Quantised`. Its dtype is the dtype of the array. The magnitudes are not quantised.
+
+        Raises
+        ------
+        ValueError
+            As for `NF4`; or if ``codes`` are not integers.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from jaxrewrite.values import NF4
+        >>> NF4.from_levels(jnp.zeros((64, 128), "uint8"), jnp.ones((64, 2)))
+        NF4<f32[64,128], 4.61 kB>(codes=Nibbles<u4[64,128], 4.1 kB>, scale_q=i8[1,1],
+                                  scale_scale=f32[64,2], scale_mean=f32[1,1])
+        """
+        if not jnp.issubdtype(codes.dtype, jnp.integer):
+            raise ValueError(f"NF4: `codes` must be of integers; got {codes.dtype}.")
+        ones = (1,) * jnp.ndim(codes)
+        whole, mean = jnp.ones(ones, jnp.int8), jnp.zeros(ones, magnitude.dtype)
+        return cls(_packed(codes), whole, magnitude, mean)
+
     def aval(self) -> Any:
         return jax.ShapeDtypeStruct(self.codes.shape, self.scale_scale.dtype)
 
@@ -186,6 +217,11 @@ class NF4(Coded):
         return dataclasses.replace(
             self, scale_scale=change(self.scale_scale), scale_mean=change(self.scale_mean)
         )
+
+
+@jax.jit
+def _packed(codes: Any) -> Any:
+    return packed(codes.astype(jnp.uint4), bits=4)
 
 
 # Compiled as a whole: one operation after the other takes eight times as long, and more memory.

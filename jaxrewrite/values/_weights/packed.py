@@ -1,4 +1,4 @@
-"""Integers of few bits in bytes."""
+"""Numbers of few bits in bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .._base.structured import Structured, is_value, on_dense
 
 
 class Packed(Structured):
-    """Base class of integers of few bits, some neighbours of which are in whole bytes.
+    """Base class of numbers of few bits, some neighbours of which are in whole bytes.
 
     Transposes, reshapes, slices, lookups and concatenations that do not take neighbours
     apart keep them packed. Everything else unpacks them.
@@ -37,31 +37,18 @@ class Packed(Structured):
         The number of entries, less than a group, that the last bytes have in excess.
     """
 
-    # How many neighbours are in a group.
-    neighbours: ClassVar[int]
-
     bytes: Array
     axis: int = jaxrewrite.field(static=True, default=-1)
     padding: int = jaxrewrite.field(static=True, default=0)
 
-    @classmethod
-    def pack(cls, x: Any, bits: int, axis: int = -1) -> Self:
-        """Pack integers that have so many bits."""
-        padding = -x.shape[axis] % cls.neighbours
-        codes = jnp.moveaxis(x, axis, -1)
-        codes = jnp.pad(codes, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
-        groups = (codes.shape[-1] // cls.neighbours, cls.neighbours)
-        bytes_ = cls.bytes_of_groups(codes.reshape(*codes.shape[:-1], *groups), bits)
-        return cls(jnp.moveaxis(bytes_, -2, axis - 1), axis, padding)
-
-    @staticmethod
+    @property
     @abc.abstractmethod
-    def bytes_of_groups(groups: Any, bits: int) -> Any:
-        """The bytes of groups of integers, both along the last axis."""
+    def neighbours(self) -> int:
+        """How many neighbours are in a group."""
 
     @abc.abstractmethod
     def unpacked(self) -> Any:
-        """The integers of each group, along a new axis behind the packed one."""
+        """The numbers of each group, along a new axis behind the packed one."""
 
     @property
     @abc.abstractmethod
@@ -97,7 +84,7 @@ class Packed(Structured):
         return dataclasses.replace(self, bytes=spec)
 
     def picture(self) -> Any:
-        """The integers: a zero among them is a number, no gap in a structure."""
+        """The numbers: a zero among them is a number, no gap in a structure."""
         return jaxrewrite.materialise(self)
 
     def _summary(self) -> str:
@@ -105,7 +92,32 @@ class Packed(Structured):
         return super()._summary().split("(", 1)[0]
 
 
-class Planes(Packed):
+class Integers(Packed):
+    """Base class of packed integers, which any array of such integers can become."""
+
+    group: ClassVar[int]
+
+    @property
+    def neighbours(self) -> int:
+        return self.group
+
+    @classmethod
+    def pack(cls, x: Any, bits: int, axis: int = -1) -> Self:
+        """Pack integers that have so many bits."""
+        padding = -x.shape[axis] % cls.group
+        codes = jnp.moveaxis(x, axis, -1)
+        codes = jnp.pad(codes, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
+        groups = (codes.shape[-1] // cls.group, cls.group)
+        bytes_ = cls.bytes_of_groups(codes.reshape(*codes.shape[:-1], *groups), bits)
+        return cls(jnp.moveaxis(bytes_, -2, axis - 1), axis, padding)
+
+    @staticmethod
+    @abc.abstractmethod
+    def bytes_of_groups(groups: Any, bits: int) -> Any:
+        """The bytes of groups of integers, both along the last axis."""
+
+
+class Planes(Integers):
     """Signed integers of ``bits`` bits, eight neighbours of which are in ``bits`` bytes.
 
     It stands for an array of dtype int8. `Quantised` holds integers of 2, 3, 5, 6 and 7
@@ -123,7 +135,7 @@ class Planes(Packed):
     Array([-4, -3, -2, -1,  0,  1,  2,  3], dtype=int8)
     """
 
-    neighbours = 8
+    group = 8
 
     @staticmethod
     def bytes_of_groups(groups: Any, bits: int) -> Any:
@@ -146,7 +158,7 @@ class Planes(Packed):
         return jnp.int8
 
 
-class Nibbles(Packed):
+class Nibbles(Integers):
     """Integers of four bits, two neighbours of which are in a byte, the first one in its low bits.
 
     It stands for an array of dtype int4 if the bytes are of dtype int8, and of uint4 if they are
@@ -164,7 +176,7 @@ class Nibbles(Packed):
     Array([1, -2, 7], dtype=int4)
     """
 
-    neighbours = 2
+    group = 2
 
     @staticmethod
     def bytes_of_groups(groups: Any, bits: int) -> Any:
@@ -319,7 +331,8 @@ def _(
 @jaxrewrite.register("concatenate")
 def _(*vs: Packed, dimension, **params) -> Any:
     along = dimension == vs[0].ndim + vs[0].axis
-    kinds = {(v.axis, v.bytes.shape[-1], 0 if along else v.padding) for v in vs}
+    alike = [dataclasses.replace(v, padding=0) if along else v for v in vs]
+    kinds = {(type(v), jax.tree.structure(v), v.bytes.shape[-1]) for v in alike}
     if len(kinds) > 1 or along and any(v.padding for v in vs[:-1]):
         return NotImplemented
     moved = lax.concatenate([v.bytes for v in vs], dimension)
@@ -328,7 +341,7 @@ def _(*vs: Packed, dimension, **params) -> Any:
 
 @jaxrewrite.register("select_n")
 def _(which: ArrayLike, *vs: Packed, **params) -> Any:
-    kinds = {(jax.tree.structure(v), v.bytes.shape) for v in vs}
+    kinds = {(type(v), jax.tree.structure(v), v.bytes.shape) for v in vs}
     if jnp.ndim(which) or len(kinds) > 1:
         return NotImplemented
     return jax.tree.map(lambda *each: lax.select_n(which, *each), *vs)
@@ -351,7 +364,7 @@ def packed(x: Any, bits: int) -> Any:
         return x
     cls = Nibbles if bits == 4 else Planes
     axes = range(-x.ndim, 0)
-    divisible = [axis for axis in axes if x.shape[axis] % cls.neighbours == 0]
+    divisible = [axis for axis in axes if x.shape[axis] % cls.group == 0]
     axis = max(divisible) if divisible else max(axes, key=lambda axis: x.shape[axis])
     return cls.pack(x, bits, axis)
 
@@ -371,3 +384,12 @@ def nibble(i: int, stored: Any) -> Any:
     if jnp.issubdtype(stored.dtype, jnp.signedinteger):
         return lax.shift_right_arithmetic(stored, four)
     return lax.shift_right_logical(stored, four)
+
+
+def doubled_magnitudes(codes: Any) -> Any:
+    """Twice the magnitudes of numbers of float4_e2m1fn, by their bits, as integers.
+
+    A lookup takes longer.
+    """
+    m = (codes & 7).astype(jnp.int8)
+    return jnp.where(m < 4, m, jnp.where(m < 6, 2 * m - 4, 4 * m - 16))

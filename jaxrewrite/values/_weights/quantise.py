@@ -13,11 +13,12 @@ import jaxrewrite
 from .._base.chosen import chosen_leaves
 from .._base.progress import Progress, shown
 from .float8 import DTYPES, Float8
+from .microscaled import Microscaled
 from .nf4 import NF4
 from .quantised import Quantised
 
 
-FORMATS = ("nf4", *map(str, DTYPES))
+FORMATS = ("nf4", *map(str, DTYPES), *Microscaled.formats)
 
 
 def quantise(
@@ -41,18 +42,21 @@ def quantise(
         A predicate, called with the path of each leaf (``"blocks/0/kernel"``) and the leaf.
         It returns whether to quantise the leaf.
     bits
-        2 to 8, ``"nf4"``, ``"float8_e4m3fn"`` or ``"float8_e5m2"``.
+        2 to 8, ``"nf4"``, ``"float8_e4m3fn"``, ``"float8_e5m2"``, or one of the formats of
+        `Microscaled`, such as ``"mxfp4"``.
     progress
         A function to show the progress, such as ``tqdm.tqdm``. It is called with the paths of
         the chosen leaves, and returns an iterator over them. The next item is taken as the
         work on a leaf begins.
     **options
-        The options of `Quantised.quantise`, `NF4.quantise` or `Float8.quantise`.
+        The options of `Quantised.quantise`, `NF4.quantise`, `Float8.quantise` or
+        `Microscaled.quantise`.
 
     Returns
     -------
     Any
-        The tree, with a `Quantised`, an `NF4` or a `Float8` for each chosen leaf.
+        The tree, with a `Quantised`, an `NF4`, a `Float8` or a `Microscaled` for each chosen
+        leaf.
 
     Raises
     ------
@@ -95,6 +99,8 @@ def quantise(
 def _quantised(leaf: Any, bits: Any, options: dict[str, Any]) -> Any:
     if bits == "nf4":
         return NF4.quantise(leaf, **options)
+    if bits in Microscaled.formats:
+        return Microscaled.quantise(leaf, bits, **options)
     if bits in FORMATS:
         return Float8.quantise(leaf, bits, **options)
     return Quantised.quantise(leaf, bits, **options)

@@ -236,6 +236,37 @@ class Quantised(Coded):
         q, scale, zero = _quantised(w, bits, sizes, bool(symmetric))
         return cls(q, scale, zero, activations)
 
+    @classmethod
+    def from_integers(cls, q: Any, scale: Any, zero: Any = None, *, bits: int) -> Quantised:
+        """The array of integers that something else has rounded, in as few bytes as they need.
+
+        Parameters
+        ----------
+        q
+            Integers of any dtype, of which each fits so many bits with its sign.
+        scale, zero
+            As in `Quantised`.
+        bits
+            2 to 8.
+
+        Raises
+        ------
+        ValueError
+            If ``bits`` is not 2 to 8, ``q`` is not of integers, or as for `Quantised`.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from jaxrewrite.values import Quantised
+        >>> q = jnp.arange(-4, 4).repeat(256).reshape(64, 32)
+        >>> Quantised.from_integers(q, jnp.ones((1, 32)), bits=3)
+        Quantised<f32[64,32], 896 B>(q=Planes<i8[64,32], 768 B>, scale=f32[1,32], zero=None)
+        """
+        check_bits("Quantised", bits)
+        if not jnp.issubdtype(q.dtype, jnp.integer):
+            raise ValueError(f"Quantised: `q` must be of integers; got {q.dtype}.")
+        return cls(_packed(q, bits), scale, zero)
+
     @property
     def bits(self) -> int:
         """How many bits an entry takes."""
@@ -311,6 +342,11 @@ def check_bits(cls: str, bits: int) -> None:
     """Raise `ValueError` unless integers may have so many bits."""
     if bits not in range(2, 9):
         raise ValueError(f"{cls}: `bits` must be 2 to 8; got {bits}.")
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _packed(q: Any, bits: int) -> Any:
+    return packed(q.astype(DTYPES.get(bits, jnp.int8)), bits)
 
 
 # Compiled as a whole: one operation after the other takes 6 to 11 times as long, and more memory.

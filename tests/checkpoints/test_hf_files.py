@@ -1,0 +1,374 @@
+"""`load_hf` of folders written by the published layouts, and of those that are not whole."""
+
+import json
+import struct
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import jaxrewrite
+from jaxrewrite.checkpoints import load_hf
+from jaxrewrite.testing import assert_same
+from jaxrewrite.values import NF4, Float8, Microscaled, Product, Quantised
+
+
+NUMBERS = np.random.default_rng(0)
+
+
+def written(folder, config, *shards):
+    """A folder of a model, by the package safetensors."""
+    folder.mkdir(exist_ok=True)
+    about = {"model_type": "llama", "quantization_config": config}
+    (folder / "config.json").write_text(json.dumps(about))
+    where = {}
+    for i, tensors in enumerate(shards):
+        name = f"model-{i}.safetensors"
+        where |= dict.fromkeys(tensors, name)
+        save_file(tensors, folder / name)
+    if len(shards) > 1:
+        index = {"weight_map": where}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def in_words(codes, bits, axis):
+    """Integers in words of 32 bits along an axis, the first one in the lowest bits."""
+    codes, each = np.moveaxis(codes.astype(np.uint32), axis, -1), 32 // bits
+    words = np.zeros((*codes.shape[:-1], codes.shape[-1] // each), np.uint32)
+    for i in range(each):
+        words |= codes[..., i::each] << np.uint32(bits * i)
+    return np.ascontiguousarray(np.moveaxis(words, -1, axis)).view(np.int32)
+
+
+def gptq(bits=4, length=64, width=8, group=16, desc_act=False, more=1):
+    """The tensors of a layer, and its weight of shape (out, in)."""
+    groups = length // group
+    q = NUMBERS.integers(0, 2**bits, (length, width))
+    z = NUMBERS.integers(more, 2**bits + more, (groups, width))
+    scales = NUMBERS.uniform(0.01, 0.1, (groups, width)).astype("float16")
+    index = np.arange(length) // group
+    if desc_act:
+        index = NUMBERS.permutation(index)
+    tensors = {
+        "up.qweight": in_words(q, bits, 0),
+        "up.qzeros": in_words(z - more, bits, 1),
+        "up.scales": scales,
+        "up.g_idx": index.astype("int32"),
+        "up.bias": np.ones(width, "float16"),
+    }
+    return tensors, (scales.astype("float32")[index] * (q - z[index])).T
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16}
+
+
+def forbid(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+def check(value, want):
+    """The numbers, and a product as in a layer of PyTorch."""
+    got = jaxrewrite.materialise(value)
+    assert got.dtype == "float32" and got.shape == want.shape
+    np.testing.assert_allclose(got, want, rtol=2e-7)
+    layer = lambda w, x: x @ w.T
+    x = jnp.linspace(-1, 1, want.shape[-1])[None]
+    assert_same(forbid(layer)(value, x), layer(jnp.asarray(want, "float32"), x), 1e-5)
+
+
+@pytest.mark.parametrize("desc_act", [False, True])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_gptq(bits, desc_act, tmp_path):
+    tensors, want = gptq(bits, width=16, desc_act=desc_act)
+    found = load_hf(written(tmp_path, GPTQ | {"bits": bits}, tensors))
+    assert set(found) == {"up.weight", "up.bias"} and len(found) == 2
+    assert isinstance(found["up.weight"], Product if desc_act else Quantised)
+    assert "2 tensors" in repr(found) and found.config["model_type"] == "llama"
+    check(found["up.weight"], want)
+    assert_same(found["up.bias"], np.ones(16, "float16"))
+
+
+def test_zeros_of_gptq(tmp_path):
+    """Those of the second version are as they are; none is stored that is the middle."""
+    second = GPTQ | {"checkpoint_format": "gptq_v2"}
+    tensors, want = gptq(more=0)
+    check(load_hf(written(tmp_path / "2", second, tensors))["up.weight"], want)
+    tensors, _ = gptq()
+    middle = tensors | {"up.qzeros": np.full_like(tensors["up.qzeros"], 0x77777777)}
+    v = load_hf(written(tmp_path / "1", GPTQ, middle), dtype="bfloat16")["up.weight"]
+    assert v.zero is None and v.dtype == "bfloat16"
+    assert v.nbytes == 64 * 8 // 2 + 4 * 8 * 2
+
+
+def test_a_file_of_autogptq(tmp_path):
+    tensors, want = gptq()
+    folder = written(tmp_path, {}, tensors)
+    (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 16}))
+    check(load_hf(folder)["up.weight"], want)
+
+
+def test_awq(tmp_path):
+    q, z = (NUMBERS.integers(0, 16, (n, 16)) for n in (64, 4))
+    scales = NUMBERS.uniform(0.01, 0.1, (4, 16)).astype("float16")
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    in_order = lambda x: x.reshape(len(x), -1, 8)[..., order].reshape(len(x), -1)
+    tensors = {
+        "up.qweight": in_words(in_order(q), 4, 1),
+        "up.qzeros": in_words(in_order(z), 4, 1),
+        "up.scales": scales,
+    }
+    config = {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"}
+    found = load_hf(written(tmp_path, config, tensors))
+    of_rows = np.arange(64) // 16
+    check(found["up.weight"], (scales.astype("float32")[of_rows] * (q - z[of_rows])).T)
+
+
+LEVELS = np.array(
+    [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0]
+    + [0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1],
+    "float32",
+)
+
+
+def nf4(nested):
+    codes = NUMBERS.integers(0, 16, (4, 128), np.uint8)
+    pairs = codes.reshape(-1, 2)
+    about = {"quant_type": "nf4", "blocksize": 64, "shape": [4, 128], "dtype": "bfloat16"}
+    magnitude = NUMBERS.uniform(0.1, 1, 8).astype("float32")
+    tensors = {"up.weight.absmax": magnitude}
+    if nested:
+        table = np.sort(NUMBERS.uniform(-1, 1, 256)).astype("float32")
+        index, scale = NUMBERS.integers(0, 256, 8, np.uint8), np.float32([0.25, 0.5])
+        tensors = {
+            "up.weight.absmax": index,
+            "up.weight.nested_absmax": scale,
+            "up.weight.nested_quant_map": table,
+        }
+        about |= {"nested_blocksize": 4, "nested_offset": 0.5}
+        magnitude = table[index] * scale[np.arange(8) // 4] + np.float32(0.5)
+    state = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    tensors |= {
+        "up.weight": (pairs[:, :1] << 4) | pairs[:, 1:],
+        "up.weight.quant_map": LEVELS,
+        "up.weight.quant_state.bitsandbytes__nf4": state,
+        "norm.weight": np.ones(4, "float32"),
+    }
+    return tensors, (LEVELS[codes].reshape(-1, 64) * magnitude[:, None]).reshape(4, 128)
+
+
+BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_nf4(nested, tmp_path):
+    tensors, want = nf4(nested)
+    found = load_hf(written(tmp_path, BITSANDBYTES, tensors))
+    assert set(found) == {"up.weight", "norm.weight"}
+    assert isinstance(found["up.weight"], NF4)
+    check(found["up.weight"], want)
+    assert_same(found["norm.weight"], np.ones(4, "float32"))
+
+
+@pytest.mark.parametrize("shape", [(8, 12), (6, 10), (3, 12)])
+def test_blocks_of_float8(shape, tmp_path):
+    """Also where the last block of an axis is not whole."""
+    w = NUMBERS.normal(size=shape).astype(ml_dtypes.float8_e4m3fn)
+    scale = NUMBERS.uniform(1, 2, [-(-n // 4) for n in shape]).astype("float32")
+    tensors = {
+        "up.weight": w,
+        "up.weight_scale_inv": scale,
+        "embed.weight": np.ones((4, 2), ml_dtypes.bfloat16),
+    }
+    config = {"quant_method": "fp8", "weight_block_size": [4, 4]}
+    found = load_hf(written(tmp_path, config, tensors))
+    assert set(found) == {"up.weight", "embed.weight"}
+    assert (
+        isinstance(found["up.weight"], Float8) and found["embed.weight"].dtype == "bfloat16"
+    )
+    of_entries = scale[np.arange(shape[0]) // 4][:, np.arange(shape[1]) // 4]
+    check(found["up.weight"], w.astype("float32") * of_entries)
+
+
+def test_mxfp4(tmp_path):
+    blocks = NUMBERS.integers(0, 256, (2, 4, 2, 16), np.uint8)
+    scales = NUMBERS.integers(120, 130, (2, 4, 2), np.uint8)
+    tensors = {"experts.up_blocks": blocks, "experts.up_scales": scales}
+    found = load_hf(written(tmp_path, {"quant_method": "mxfp4"}, tensors))
+    v = found["experts.up"]
+    codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(2, 4, 2, 32)
+    numbers = codes.view(ml_dtypes.float4_e2m1fn).astype("float32")
+    want = numbers * 2.0 ** (scales[..., None].astype("float32") - 127)
+    assert isinstance(v, Microscaled)
+    np.testing.assert_array_equal(v, want.reshape(2, 4, 64))
+
+
+def test_shards_and_models_without_codes(tmp_path):
+    tensors, want = gptq()
+    first = {key: tensors.pop(key) for key in list(tensors)[:2]}
+    check(load_hf(written(tmp_path / "two", GPTQ, first, tensors))["up.weight"], want)
+    plain = load_hf(written(tmp_path / "plain", {}, {"w": np.ones((2, 3), "int16")}))
+    assert_same(plain["w"], np.ones((2, 3), "int16"))
+
+
+# --- errors -------------------------------------------------------------------------------
+
+
+def without(key):
+    return lambda tensors: {k: x for k, x in tensors.items() if k != key}
+
+
+def other(key, change):
+    return lambda tensors: tensors | {key: change(tensors[key])}
+
+
+WRONG = {
+    "a part is missing": (
+        GPTQ,
+        without("up.scales"),
+        "up.qweight and there is no tensor up.scales",
+    ),
+    "bits": (GPTQ | {"bits": 3}, dict, "up.qweight of 3 bits by the quantization_config"),
+    "dtype": (
+        GPTQ,
+        other("up.scales", lambda x: x.view("int16")),
+        r"up.scales of dtype int16 and shape \(4, 8\), where float16 or .* \(any, 8\)",
+    ),
+    "shape": (
+        GPTQ,
+        other("up.qzeros", lambda x: x[:3]),
+        r"up.qzeros .* of shape \(4, 1\) is",
+    ),
+    "groups": (
+        GPTQ,
+        lambda x: other("up.qzeros", lambda x: x[:3])(
+            other("up.scales", lambda x: x[:3])(x)
+        ),
+        "up.scales of shape .3, 8., which has no groups of 64 inputs",
+    ),
+    "indices": (
+        GPTQ,
+        other("up.g_idx", lambda x: x + 1),
+        "up.g_idx which does not give each",
+    ),
+    "method": ({"quant_method": "aqlm"}, dict, "config.json has the quant_method 'aqlm'"),
+    "bitsandbytes": (
+        BITSANDBYTES,
+        lambda _: {"up.weight": np.ones((2, 2), "int8")},
+        "only NF4",
+    ),
+    "levels": (
+        BITSANDBYTES,
+        lambda _: other("up.weight.quant_map", lambda x: x / 2)(nf4(False)[0]),
+        "up.weight.quant_map whose numbers are not the levels of NF4",
+    ),
+    "state": (
+        BITSANDBYTES,
+        lambda _: other("up.weight.quant_state.bitsandbytes__nf4", lambda x: x[:9])(
+            nf4(False)[0]
+        ),
+        "does not say what the weight is",
+    ),
+    "block size": (
+        {"quant_method": "fp8"},
+        lambda _: {
+            "w.weight": np.ones((2, 2), ml_dtypes.float8_e4m3fn),
+            "w.weight_scale_inv": np.ones((1, 1), "float32"),
+        },
+        "w.weight with weight_block_size=",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_tensors_that_do_not_fit(name, tmp_path):
+    config, change, message = WRONG[name]
+    folder = written(tmp_path, config, change(gptq()[0]))
+    with pytest.raises(ValueError, match=message) as error:
+        load_hf(folder)
+    assert str(error.value).startswith(f"load_hf: {folder}")
+
+
+def header(change):
+    """A file with another header."""
+
+    def spoil(data):
+        end = 8 + struct.unpack_from("<Q", data)[0]
+        table = json.loads(data[8:end])
+        change(table["w"])
+        new = json.dumps(table).encode()
+        return struct.pack("<Q", len(new)) + new + data[end:]
+
+    return spoil
+
+
+SPOILT = {
+    "empty": (lambda data: b"", "it has 0 bytes"),
+    "header": (lambda data: data[:20], "its header ends at byte"),
+    "long header": (lambda data: b"\xff" * 8 + data[8:], "its header ends at byte"),
+    "no JSON": (lambda data: data[:8] + b"?" + data[9:], "its header is not JSON"),
+    "no table": (lambda data: struct.pack("<Q", 2) + b"[]", "its header holds no table"),
+    "cut": (
+        lambda data: data[:-1],
+        "a tensor w of dtype float32 and shape .2, 3., which takes 24",
+    ),
+    "dtype": (
+        header(lambda w: w.update(dtype="F3")),
+        "a tensor w of dtype F3, which is not",
+    ),
+    "shape": (
+        header(lambda w: w.update(shape=[2, 4])),
+        "a tensor w .* which takes 32 bytes",
+    ),
+    "numbers": (
+        header(lambda w: w.update(shape=[-2, -3])),
+        "does not say what the tensor w is",
+    ),
+    "no places": (
+        header(lambda w: w.pop("data_offsets")),
+        "does not say what the tensor w is",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_files_that_are_not_whole(name, tmp_path):
+    change, message = SPOILT[name]
+    folder = written(tmp_path, {}, {"w": np.ones((2, 3), "float32")})
+    file = folder / "model-0.safetensors"
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(ValueError, match=message) as error:
+        load_hf(folder)
+    assert str(error.value).startswith(f"load_hf: {file} ")
+
+
+def test_folders_that_are_not_whole(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        load_hf(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError, match="no file .*safetensors in"):
+        load_hf(tmp_path)
+    one = {"w": np.ones(2, "float32")}
+    folder = written(tmp_path / "model", {}, one, one)
+    (folder / "model-1.safetensors").rename(folder / "other")
+    index = folder / "model.safetensors.index.json"
+    with pytest.raises(FileNotFoundError, match="names files that are not there"):
+        load_hf(folder)
+    (folder / "other").rename(folder / "model-1.safetensors")
+    index.unlink()
+    with pytest.raises(ValueError, match="a tensor w that is also in"):
+        load_hf(folder)
+    index.write_text("{}")
+    with pytest.raises(ValueError, match="has no table `weight_map`"):
+        load_hf(folder)
+    (folder / "config.json").write_text('{"quantization_config": 4}')
+    index.unlink()
+    (folder / "model-1.safetensors").unlink()
+    with pytest.raises(ValueError, match="has quantization_config=4"):
+        load_hf(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="is not whole JSON"):
+        load_hf(folder)
+    with pytest.raises(ValueError, match="must be real floating; got int8"):
+        load_hf(folder, dtype="int8")
