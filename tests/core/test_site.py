@@ -56,7 +56,7 @@ def test_the_families_of_primitives_have_docstrings():
         assert '\n"""' in source[start : source.find("\n\n", start)], name
 
 
-BASES = {"Linear", "Structured", "Matrix", "Coded"}
+BASES = {"Annotated", "Linear", "Structured", "Matrix", "Coded"}
 
 
 def test_the_picture_of_the_rooms_shows_the_imports():
