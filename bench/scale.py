@@ -298,7 +298,7 @@ PART = Part(
     "dense",
     run,
     {"temporaries": Target(1.0), "trace": Target(1.1)},
-    drawn=("parameters", "optimiser state", "temporaries", "memory"),
+    drawn=("memory",),
     headline=headline,
 )
 

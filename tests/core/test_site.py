@@ -121,6 +121,7 @@ FIGURES = [
         *("overhead", "MLP with LoRA", "96"),
         ("jitted call", "memory", "trace", "trace of the gradient"),
     ),
+    ("scale", "70B on 8 devices, FSDP, training", "", ("memory", "trace")),
 ]
 
 
