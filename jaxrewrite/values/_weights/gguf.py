@@ -178,12 +178,12 @@ class GGUFBlocks(Packed):
 
     @staticmethod
     def default(primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
-        """Products with a number decode blocks, and so does a slice that cuts some.
+        """Products with a number decode blocks.
 
-        Where anything else takes neighbours apart, floats would stay in the place of the bytes, so
-        that the policy decides.
+        Where anything takes neighbours apart, such as a slice that cuts a block, floats would stay in
+        the place of the bytes, so that the policy decides.
         """
-        if primitive.name in ("mul", "slice"):
+        if primitive.name == "mul":
             return on_dense(primitive, values, params)
         return NotImplemented
 
