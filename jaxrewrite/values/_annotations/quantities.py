@@ -14,9 +14,10 @@ from jax.typing import ArrayLike
 
 import jaxrewrite
 
-from .declaration import SCATTER
-from .unitful import Unitful, with_units
-from .units import FreeUnits, Units, in_kelvin, is_convertible
+from .._base.structured import inexact
+from .declaration import SEVERAL
+from .unitful import EQUAL, Unitful, needs_units, with_units
+from .units import Units, in_kelvin, is_convertible
 
 
 _QUANTITY = re.compile(
@@ -70,18 +71,18 @@ def parse(text: str, dtype: Any = None) -> Any:
 
 
 def _array(subject: str, name: str, numbers: Any, dtype: Any) -> Any:
-    """The numbers as an array, which holds them: none becomes zero or infinite."""
+    """The numbers as an array, which holds them: none becomes zero, infinite or another integer."""
     dtype = jax.dtypes.canonicalize_dtype(dtype or float)
     with np.errstate(all="ignore"):
-        narrow = np.asarray(numbers).astype(dtype).astype(float)
-    if np.any((narrow == 0) != (np.asarray(numbers) == 0)) or not np.all(
-        np.isfinite(narrow)
-    ):
+        narrow = np.asarray(numbers).astype(dtype)
+    held = (narrow == 0) == (np.asarray(numbers) == 0)
+    held &= np.isfinite(narrow) if inexact(narrow) else narrow == numbers
+    if not np.all(held):
         raise ValueError(
             f"{subject}: {dtype} does not hold the numbers of {name!r}. Give dtype=, with JAX's "
             "jax_enable_x64 for float64, or other units."
         )
-    return jnp.asarray(numbers, dtype)
+    return jnp.asarray(narrow)
 
 
 # Symbols of constants that have one meaning, and their names in CODATA.
@@ -161,8 +162,8 @@ converting_units: jaxrewrite.Rules = jaxrewrite.Rules()
 
 Without these rules such a sum is an error. With ``transform(fn, rules=converting_units)`` the
 operands of sums, comparisons, maxima, choices and concatenations, and what updates entries of
-an array, are converted to the units of the first operand that has some. Branches and turns of
-loops are not: they return equal units.
+an array, are converted to the units of the first operand that has some. Integers are not, because
+what they convert to may be none. Branches and turns of loops are not either: they return equal units.
 
 Examples
 --------
@@ -176,34 +177,26 @@ Array(False, dtype=bool)
 """
 
 
-@converting_units.register(
-    *("add", "add_any", "sub", "max", "min", "rem", "nextafter", "complex", "atan2"),
-    *("pad", *jaxrewrite.primitives.COMPARISON),
-)
+@converting_units.register(*sorted(EQUAL - {*SEVERAL}))
 def _of_two(x: Unitful, y: Unitful, *, primitive: Any, **params: Any) -> Any:
     return _in_equal_units((x, y), primitive, params)
 
 
-@converting_units.register(
-    *("clamp", "concatenate", "stack", "select_n", "dynamic_update_slice", *SCATTER)
-)
+@converting_units.register(*sorted(EQUAL & {*SEVERAL}))
 def _of_several(*operands: Unitful | ArrayLike, primitive: Any, **params: Any) -> Any:
     return _in_equal_units(operands, primitive, params)
 
 
 def _in_equal_units(operands: Sequence[Any], primitive: Any, params: Any) -> Any:
     """The same of operands in the units of the first one that has some."""
-    units = [
-        x.units
-        for x in operands
-        if isinstance(x, Unitful) and x.units and not isinstance(x.units, FreeUnits)
-    ]
+    units = [x.units for x in operands if needs_units(x)]
     if len(set(units)) < 2 or not is_convertible(units):
         return NotImplemented  # The rules of the type tell what is wrong.
-    alike = [
-        x.to(units[0]) if isinstance(x, Unitful) and x.units in units else x
-        for x in operands
-    ]
+    alike = [x.to(units[0]) if needs_units(x) else x for x in operands]
+    if any(
+        needs_units(x) and x.dtype != y.dtype for x, y in zip(operands, alike, strict=True)
+    ):
+        return NotImplemented  # Integers do not convert to integers.
     return jaxrewrite.bind(primitive, *alike, **params)
 
 

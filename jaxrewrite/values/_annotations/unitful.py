@@ -31,7 +31,7 @@ NO_UNITS = Units()
 _FREE = FreeUnits()
 
 # Primitives whose operands must have equal units.
-_EQUAL = frozenset(
+EQUAL = frozenset(
     {
         *("add", "add_any", "sub", "max", "min", "rem", "nextafter", "complex", "atan2"),
         *("clamp", "concatenate", "pad", "stack", "select_n", "dynamic_update_slice"),
@@ -189,7 +189,7 @@ class Unitful(Annotated):
 
     def materialise(self) -> Any:
         """Return the array if it has no units; else raise `UnitsError`."""
-        if _needs_units(self):
+        if needs_units(self):
             raise UnitsError(
                 f"it has units, {self.units}. Its numbers are in its field array; "
                 "those in units of yours are x.to(units).array."
@@ -197,11 +197,11 @@ class Unitful(Annotated):
         return self.array
 
     def picture(self) -> Any:
-        return self.array, f" {self.units}" if _needs_units(self) else ""
+        return self.array, f" {self.units}" if needs_units(self) else ""
 
     def adopt(self, array: Any, primitive: Any) -> Any:
         """Numbers that are the same in all units get those that the others have."""
-        if primitive is not None and primitive.name not in _EQUAL:
+        if primitive is not None and primitive.name not in EQUAL:
             return NotImplemented
         return with_units(_FREE, array)
 
@@ -211,7 +211,7 @@ class Unitful(Annotated):
         if primitive.name in (*jaxrewrite.primitives.IDENTITY, "device_put"):
             return NotImplemented
         for value in values:
-            if _needs_units(value):
+            if needs_units(value):
                 raise UnitsError(
                     f"{primitive.name} needs operands without units; got {units_of(value)}. "
                     + _without(units_of(value))
@@ -253,7 +253,7 @@ def _without(units: Units) -> str:
     return f'Divide by a unit, as in x / Unitful(1.0, "{units}").'
 
 
-def _needs_units(x: Any) -> bool:
+def needs_units(x: Any) -> bool:
     """Whether an operand is another one without its units."""
     return bool(units_of(x)) and not isinstance(units_of(x), FreeUnits)
 
@@ -421,7 +421,7 @@ def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: An
 
 @annotation_rule(Unitful, "scatter-mul")
 def _scale(x: Any, indices: Any, factor: Any, *, primitive: Any, **params: Any) -> Any:
-    if _needs_units(factor):
+    if needs_units(factor):
         raise UnitsError(
             f"{primitive.name} multiplies some entries, so the factor needs to be without "
             f"units; got {units_of(factor)}."

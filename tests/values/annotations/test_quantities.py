@@ -42,6 +42,20 @@ def test_numbers_without_units_are_an_array_of_the_dtype():
     assert values.parse("2 m", dtype="bfloat16").dtype == "bfloat16"
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
+@pytest.mark.parametrize("text", ["1.5 m", "[1, 300.5] m", "-1.25 km", "20 degC"])
+def test_integers_hold_no_other_numbers(text, dtype):
+    with pytest.raises(ValueError, match=f"{dtype} does not hold the numbers"):
+        values.parse(text, dtype=dtype)
+
+
+def test_numbers_of_narrow_and_of_complex_dtypes():
+    with pytest.raises(ValueError, match="int8 does not hold"):
+        values.parse("[1, 300] m", dtype="int8")
+    assert values.parse("[1, 300] m", dtype="int16").array.tolist() == [1, 300]
+    assert_same(values.parse("2 m", dtype="complex64").array, np.complex64(2))
+
+
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
@@ -209,6 +223,32 @@ def test_units_of_other_kinds_and_none_are_refused_as_before():
                 jaxrewrite.transform(fn, rules=values.converting_units)(KM, y)
     with pytest.raises(UnitsError, match=r"Convert one of them, by Unitful\.to"):
         jaxrewrite.transform(jnp.add)(KM, M)
+
+
+def test_integers_are_not_converted():
+    whole, parts = Unitful(jnp.array([2, 3]), "km"), Unitful(jnp.array([500, 700]), "m")
+    for fn in (jnp.add, lambda x, y: jnp.concatenate([x, y])):
+        converting = jaxrewrite.transform(fn, rules=values.converting_units)
+        with pytest.raises(
+            UnitsError, match=r"km and m.*Convert one of them, by Unitful\.to"
+        ):
+            converting(whole, parts)
+    work = jaxrewrite.transform(jnp.add, rules=values.converting_units)(
+        Unitful(jnp.array([1, 2]), "N m"), Unitful(jnp.array([3, 4]), "J")
+    )
+    assert work.units == Units("N m") and work.array.tolist() == [4, 6]
+
+
+def test_what_is_empty_or_no_number_and_a_branch_of_zeros_convert():
+    converting = lambda fn: jaxrewrite.transform(fn, rules=values.converting_units)
+    of = lambda x, units: Unitful(jnp.array(x, "float32"), units)
+    assert converting(jnp.add)(of([], "km"), of([], "m")).shape == (0,)
+    largest = converting(jnp.maximum)(of([jnp.nan, 1], "km"), of([1, jnp.inf], "m"))
+    assert_same(largest.array, np.float32([np.nan, np.inf]))
+    branch = lambda x, y: lax.cond(x[0] > y[0], lambda: x + y, lambda: jnp.zeros(2))
+    assert_same(converting(branch)(KM, M).to("m").array, IN_METRES[0] + IN_METRES[1], 1e-5)
+    mapped = jax.vmap(converting(jnp.add))(KM, M)
+    assert_same(mapped.to("m").array, IN_METRES[0] + IN_METRES[1], 1e-5)
 
 
 # --- NumPy and Matplotlib -------------------------------------------------------------------
