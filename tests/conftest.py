@@ -31,6 +31,7 @@ import numpy_backend  # noqa: E402
 import pytest  # noqa: E402
 import repeats  # noqa: E402
 from jax._src import traceback_util  # noqa: E402 - JAX has no public hook for its tracebacks
+from jax._src.interpreters import mlir  # noqa: E402 - nor for the contexts of what it lowers
 from rule_coverage import RuleCoverage  # noqa: E402
 
 
@@ -40,6 +41,25 @@ checked_once.install()
 
 # JAX asks of each frame of each exception whether its file is one of JAX's.
 traceback_util._path_starts_with = functools.cache(traceback_util._path_starts_with)
+
+
+def _one_of_several(make, uses=10):
+    """What makes a context once for so many uses, as later releases of JAX do themselves."""
+    made, left = None, 0
+
+    def context():
+        nonlocal made, left
+        if not left:
+            made, left = make(), uses
+        left -= 1
+        return made
+
+    return context
+
+
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    # Making one takes longer than lowering a small program.
+    mlir.make_ir_context = _one_of_several(mlir.make_ir_context)
 
 # The programs are many and small: compiling them well takes longer than running them.
 jax.config.update("jax_disable_most_optimizations", True)
@@ -86,8 +106,8 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    repeats.mark(items)
+def pytest_collection_modifyitems(config, items):
+    repeats.mark(config, items)
 
 
 def pytest_collection_finish():
@@ -137,7 +157,11 @@ def during(setting, value):
 
 @pytest.fixture
 def leak_checks():
-    """Check that no tracer leaks. JAX traces everything anew meanwhile."""
+    """Check that no tracer leaks. JAX traces everything anew meanwhile.
+
+    Where JAX looks for one it collects garbage, and not among what is there by now.
+    """
+    gc.freeze()
     yield from during("jax_check_tracer_leaks", True)
 
 

@@ -116,6 +116,8 @@ def _lower_what_is_new(closed: Any, params: Any) -> None:
 
     JAX lowers each equation for itself, by its primitive and the types of its operands.
     """
+    if _known(closed).lowered:
+        return
     new = _New()
     new.add(closed)
     if new.eqns:
@@ -142,7 +144,7 @@ class _New:
         for eqn in closed.eqns:
             is_jit = eqn.primitive.name == "jit"
             sorts = {("jit", _given(eqn))} if is_jit else set(_sorts(eqn))
-            if not sorts <= _lowered | self.sorts:
+            if not all(sort in _lowered or sort in self.sorts for sort in sorts):
                 self.eqns.append(eqn)
                 self.sorts |= sorts
             if is_jit:

@@ -1,10 +1,10 @@
 """Cases of tests that ask what other cases ask: they are in the long run alone.
 
 A case repeats others if each line of the library that it runs is run by another test of the
-default run. Of a test with three cases or more, the longest ones that repeat others leave the
-default run, until a quarter of the cases is left. ``repeats.txt`` has them; to choose anew::
+default run. Of the cases of a test the longest ones that repeat others leave the default run,
+until an eighth of the cases is left, or one. ``repeats.txt`` has them; to choose anew::
 
-    PYTHONPATH=tests python -m pytest -n auto -m "" -p repeats --lines lines.json
+    PYTHONPATH=tests python -m pytest -n auto -p repeats --lines lines.json
     PYTHONPATH=tests python -m repeats lines.json
 
 What the default run finds without them is told by ``python -m mutation``.
@@ -26,14 +26,14 @@ LISTED = pathlib.Path(__file__).with_suffix(".txt")
 # Each case there is of another defect, or of another program, whichever lines it runs.
 ELSEWHERE = (
     *("tests/testing/", "tests/sweep/", "tests/mutation/", "docs/"),
-    "tests/higher_order/test_families.py",
+    *("tests/patterns/", "tests/higher_order/test_families.py"),
 )
 # Shorter cases are not worth a line of the list.
-SECONDS = 0.06
+SECONDS = 0.04
 # So many tests run each line of a case that leaves, with that case.
 TESTS = 2
-# A test keeps this part of its cases, and two.
-KEPT = 1 / 4
+# A test keeps this part of its cases, and one.
+KEPT = 1 / 8
 
 
 def listed():
@@ -42,9 +42,9 @@ def listed():
     return {line for line in lines if line and not line.startswith("#")}
 
 
-def mark(items):
-    """Leave the cases of the list to the long run."""
-    names = listed()
+def mark(config, items):
+    """Leave the cases of the list to the long run, if they are not chosen anew."""
+    names = set() if config.getoption("--lines", None) else listed()
     for item in items:
         if item.nodeid in names:
             item.add_marker(pytest.mark.slow)
@@ -122,7 +122,7 @@ def repeating(tests):
         of = _test_of(name)
         if test["seconds"] < SECONDS or of.startswith(ELSEWHERE):
             continue
-        if left[of] - 1 < max(2, KEPT * cases[of]):
+        if left[of] - 1 < max(1, KEPT * cases[of]):
             continue
         if all(counts[x] >= TESTS for x in test["lines"]):
             counts.subtract(test["lines"])

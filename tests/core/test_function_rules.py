@@ -394,6 +394,24 @@ def test_both_orders_and_ambiguity(rules, asked):
         jaxrewrite.transform(outer, rules=rules)(other, other)
 
 
+def test_a_tied_rule_that_fails_has_not_declined(rules):
+    @jax.jit
+    def outer(x, y):
+        return x[:, None] * y
+
+    @rules.register(outer)
+    def _(x: Twice, y: jaxrewrite.ArrayValue):
+        raise RuntimeError("on purpose")
+
+    @rules.register(outer)
+    def _(x: jaxrewrite.ArrayValue, y: Twice):
+        return outer(2 * x.half, 2 * y.half)
+
+    v = Twice(X[0])
+    with pytest.raises(jaxrewrite.AmbiguousRuleError, match="Function outer"):
+        jaxrewrite.transform(outer, rules=rules)(v, v)
+
+
 def test_arrays_alone(asked):
     rules = jaxrewrite.Rules()
 

@@ -139,6 +139,18 @@ def test_each_formula_is_found_and_is_right(name, fn, args):
     assert {*answers} == {name}
 
 
+def test_all_formulas_in_one_program():
+    """Each rule answers where the whole table is in force, and no result differs."""
+    formulas = {name: (fn, args) for name, fn, args in [*PROGRAMS, *LONGER]}
+    run = lambda args: {name: fn(*args[name]) for name, (fn, _) in formulas.items()}
+    operands = {name: args for name, (_, args) in formulas.items()}
+    used = jaxrewrite.explain(run, rules=TABLE)(operands).rules
+    assert {rule.name for rule in used} >= {*formulas}
+    got = jaxrewrite.transform(run, rules=TABLE)(operands)
+    for name, result in run(operands).items():
+        np.testing.assert_allclose(got[name], result, 1e-4, 1e-4, err_msg=name)
+
+
 @pytest.mark.slow
 def test_look_alikes_stay():
     """Of programs that are a formula and nothing else, so that each change is inside of it."""

@@ -143,6 +143,26 @@ def test_some_formulas_in_one_program():
         np.testing.assert_allclose(got, want, 1e-5)
 
 
+def test_each_rule_is_its_formula_at_harmless_numbers():
+    """And a number at large ones, where no pattern is looked for in what it returns."""
+    rows = np.linspace(0.2, 0.9, 12, dtype=np.float32).reshape(2, 3, 2)
+    for case in CASES:
+        pattern, statics = case.values
+        (number, *_) = scalars(pattern)
+        args = [rows[1], rows[0]][: len(pattern.names) - len(number)]
+        finite = []
+        for sign in (1, -1):
+            operands = *(sign * x for x in args), *number
+            got = pattern.fn(*operands, **statics)
+            finite.append(np.isfinite(got).all())
+            wanted = pattern.before(*operands, **statics)
+            np.testing.assert_allclose(got, wanted, 1e-4, 1e-6, err_msg=case.id)
+        assert any(finite), case.id  # Some formulas are of negative numbers alone.
+        if pattern.keep:
+            got = pattern.fn(*[400 * rows[1]] * len(args), *number, **statics)
+            assert np.isfinite(got).all(), case.id
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern, statics", CASES)
 def test_no_value_and_no_gradient_is_worse(pattern, statics):

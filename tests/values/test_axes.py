@@ -32,6 +32,19 @@ class Blocks(ArrayValue):
         return self.codes * repeated(self.scale, self.codes.shape)
 
 
+class Fixed(ArrayValue):
+    """Blocks of a size that the type says, of which the last of an axis may be smaller."""
+
+    codes: Array
+    scale: Array
+    axes = {"codes": "... i j", "scale": "... i/2 j/4"}
+
+    def materialise(self):
+        scale = jnp.repeat(jnp.repeat(self.scale, 2, -2), 4, -1)
+        rows, columns = self.codes.shape[-2:]
+        return self.codes * scale[..., :rows, :columns]
+
+
 class Factors(ArrayValue):
     a: Array
     b: Array
@@ -114,6 +127,7 @@ VALUES = {
     "blocks": BLOCKS,
     "one scale": Blocks(numbers((4, 6)).round(), numbers((1, 1))),
     "stack of blocks": Blocks(numbers((2, 4, 6)).round(), numbers((2, 4, 1))),
+    "fixed blocks": Fixed(numbers((4, 8)).round(), numbers((2, 2))),
     "factors": Factors(numbers((4, 2)), numbers((2, 6))),
     "stack of factors": Factors(numbers((2, 4, 2)), numbers((2, 2, 6))),
     "rows": Rows(numbers((4, 6)), numbers((4,))),
@@ -218,6 +232,14 @@ def is_value(x):
 
 # Results that the types can't say, or that are arrays.
 BECOMES_DENSE = {
+    "fixed blocks": {
+        *("columns", "concatenate", "concatenate along the last axis", "dynamic entry"),
+        *("dynamic slice", "dynamic slice of the last axis", "entries", "entry", "join"),
+        *("join all", "map", "other groups", "rows", "rows in small integers"),
+        *("rows of rows", "rows, some filled", "scan", "slice", "squeeze", "stack behind"),
+        *("steps", "steps of the last axis", "steps of the last two axes", "tile"),
+        *("transpose", "unstack"),
+    },
     "complex": {"rows, some filled", "scan"},
     "blocks": {
         *("dynamic entry", "entries", "entry", "join", "join all", "map"),
@@ -441,6 +463,25 @@ def test_a_type_without_batches_is_stacked_as_batched():
     v = jax.vmap(lambda v, _: v, (None, 0))(v, jnp.ones(2))
     with pytest.raises(TypeError, match=r"Single\.axes says.*leaves jax\.vmap"):
         v.shape  # noqa: B018 - a property that raises
+
+
+class Shifted(ArrayValue):
+    """All rows have one shift, which has no axis for them."""
+
+    x: Array
+    shift: Array
+    axes = {"x": "... n", "shift": "n"}
+
+    def materialise(self):
+        return self.x + self.shift
+
+
+def test_a_leaf_without_the_first_axis_is_not_sliced():
+    v = Shifted(numbers((6, 6)), numbers((6,)))
+    assert v.sliceable() is NotImplemented
+    fn = lambda v: lax.map(lambda row: row - 1, v)
+    rows = jaxrewrite.transform(fn, materialise="allow")(v)
+    testing.assert_same(rows, v.materialise() - 1)
 
 
 # --- meshes, and classes of other libraries -------------------------------------------------

@@ -134,6 +134,12 @@ def test_the_sum_of_a_constant_and_a_matrix_is_lazy(other):
         assert not any(jnp.shape(leaf) == (4, 4) for leaf in jax.tree.leaves(x))
 
 
+def test_reductions_of_one_number():
+    fn = lambda v: [r(v, axis=1) for r in (jnp.prod, jnp.sum, jnp.max, jnp.argmax)]
+    agree(fn, TWO)
+    agree(lambda v: lax.reduce_xor(v, (0,)), Constant(jnp.int32(5), (3, 2)))
+
+
 def test_a_number_for_each_of_a_batch():
     batch = jax.vmap(lambda c: Constant(c, (2, 3)))(jnp.arange(1.0, 4))
     fn = lambda v: (v + 1, v * v, v.sum((0, 2)), jnp.concatenate([v, v], 1), 2 / v)

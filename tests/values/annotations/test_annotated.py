@@ -1224,6 +1224,15 @@ def test_bounds_are_as_tight_as_they_can_be():
         np.testing.assert_allclose(got.upper, upper, rtol=1e-6, atol=1e-6)
 
 
+def test_bounds_of_functions_that_round_are_apart():
+    """On both sides by as much as the functions err, but not beyond their ends."""
+    low, high = Interval(jnp.float32(0.5), jnp.float32(0.75)), jnp.float32(200)
+    for fn in (jnp.exp, jnp.sin, jnp.tanh, jnp.log):
+        got = run(fn)(low)
+        assert got.lower < fn(low.lower) and got.upper > fn(low.upper)
+    assert run(jnp.tanh)(Interval(-high, high)).upper == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_bounds_keep_the_dtype(dtype):

@@ -105,6 +105,12 @@ def test_reshapes_of_one_factor(bulk):
     )
 
 
+def test_padding_that_adds_entries_is_dense():
+    fn = lambda v: lax.pad(v, jnp.float32(5), [(-1, 0, 0), (0, 1, 0)])
+    with pytest.raises(jaxrewrite.MaterialisationError):
+        transform(fn, materialise="forbid")(matrix())
+
+
 def test_axes_of_two_factors_are_not_joined():
     with pytest.raises(jaxrewrite.MaterialisationError):
         transform(jnp.ravel, materialise="forbid")(matrix())

@@ -116,6 +116,13 @@ def test_nf4_levels_are_those_of_the_paper():
     assert (dense[7] == 0).all()
 
 
+def test_choices_by_bits_are_a_lookup_of_levels():
+    from jaxrewrite.values._weights.nf4 import LEVELS, chosen_level_p
+
+    levels = chosen_level_p.bind(jnp.arange(16, dtype="uint8"), dtype=jnp.dtype("float32"))
+    np.testing.assert_array_equal(levels, LEVELS.astype("float32"))
+
+
 def test_nf4_error_is_of_half_a_gap_between_levels():
     w = normal(256, 32)
     v, u = jax.jit(lambda w: (NF4.quantise(w), Quantised.quantise(w, 4, block=64)))(w)
