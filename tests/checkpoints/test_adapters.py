@@ -17,7 +17,7 @@ from jaxrewrite.values import Lora, Unitful
 
 pytest.importorskip("safetensors", reason="adapters are files of the package safetensors")
 
-from jaxrewrite.checkpoints import load_adapter, save_adapter  # noqa: E402
+from jaxrewrite.checkpoints import _adapters, load_adapter, save_adapter  # noqa: E402
 
 
 RNG = np.random.default_rng(0)
@@ -163,6 +163,14 @@ def test_kernels_of_several_axes_keep_them(tmp_path):
     back = load_adapter(tmp_path, other)["query"]["kernel"]
     np.testing.assert_array_equal(back.b, kernel.b)
     assert back.rank == 2 and (back.rows, back.cols) == (first.rows, first.cols)
+
+
+def test_an_adapted_stack_takes_the_adapters_of_a_sequence_of_modules():
+    w = Lora(*map(jnp.asarray, (numbers(3, 4, 5), numbers(3, 4, 2), numbers(3, 2, 5))))
+    base, *axes = _adapters._axes("w", w, (3,))
+    assert base is w.w and axes == [w.rows, w.cols, w.frozen]
+    with pytest.raises(ValueError, match="one module. A matrix has one"):
+        _adapters._axes("w", w, ())
 
 
 def test_another_file_takes_the_place_of_adapters(tmp_path):

@@ -46,6 +46,14 @@ def test_name_scopes_survive():
     assert "layer0" in text
 
 
+def test_name_scopes_around_a_transformed_function_stay():
+    def around(v):
+        with jax.named_scope("outer"):
+            return transform(scoped)(v)
+
+    assert stacks(jax.make_jaxpr(around)(V)) == ["outer/layer0"]
+
+
 def test_source_lines_are_the_users():
     text = jax.jit(transform(scoped)).lower(V).as_text(debug_info=True)
     line = scoped.__code__.co_firstlineno + 2

@@ -30,6 +30,16 @@ def test_the_signatures_of_ready_types_say_their_fields():
             assert sorted(names(cls)) == sorted(due), name
 
 
+def test_the_signature_of_the_class_that_was_defined_last():
+    class Last(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def materialise(self):
+            return self.x
+
+    assert names(Last) == ["x"]
+
+
 def plain(cls):
     return cls
 

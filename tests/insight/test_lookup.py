@@ -15,7 +15,7 @@ from jaxrewrite import rules, which
 from jaxrewrite.__main__ import main
 from jaxrewrite._insight.lookup import RuleList, Which
 from jaxrewrite._insight.report import RuleInfo
-from jaxrewrite.values import Diagonal, FakeQuantised, Lora
+from jaxrewrite.values import Diagonal, FakeQuantised, Lora, Zero
 
 
 class Mass(jaxrewrite.ArrayValue):
@@ -117,6 +117,11 @@ def test_which_rule_answers_and_why_not_the_others():
         ).decision
         == "dense"
     )
+
+
+def test_rules_that_another_one_comes_before_are_told():
+    others = [why for _, why in which("neg", Zero((3, 3))).others]
+    assert others == ["a rule before it answers"]
 
 
 def test_which_rule_of_types():

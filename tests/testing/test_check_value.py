@@ -12,7 +12,7 @@ from reference import CASES
 import jaxrewrite
 from jaxrewrite import ArrayValue, testing, values
 from jaxrewrite.testing import check_value, numbers
-from jaxrewrite.testing._more_programs import more_programs
+from jaxrewrite.testing._more_programs import more_programs, programs_on_two
 from jaxrewrite.testing._programs import programs
 
 
@@ -100,6 +100,54 @@ def test_each_program_has_operands_that_fit(shape):
             jax.eval_shape(program.fn, *program.operands)
         except TypeError as error:  # Not all of JAX is for floats.
             assert "dtype" in str(error), (name, shape)
+
+
+def test_rare_programs_are_those_that_an_array_can_run():
+    floats = more_programs(jnp.eye(2) + numbers((2, 2)).mT @ numbers((2, 2)))
+    assert {"round to even", "pow with integers", "cholesky", "clamp from below"} <= {
+        *floats
+    }
+    assert "cholesky" not in more_programs(numbers((2, 2)))
+    assert not any("round" in name for name in more_programs(numbers((2,), "int32")))
+    assert "select_n by itself" in more_programs(numbers((2,), "bool"))
+
+
+def test_a_tolerance_takes_the_place_of_the_own_one():
+    class Rough(ArrayValue):
+        x: jax.Array
+
+        def materialise(self):
+            return self.x
+
+    def rule(v, **params):
+        return jnp.sin(v.x) * 1.001
+
+    jaxrewrite.register("sin")(rule_for(Rough, rule))
+    only = ["sin"]
+    assert check_value(Rough(numbers((3,))), only=only, tolerance=1e-2)
+    with pytest.raises(AssertionError, match="sin"):
+        check_value(Rough(numbers((3,))), only=only)
+
+
+def rule_for(cls, fn):
+    def rule(v, **params):
+        return fn(v, **params)
+
+    rule.__annotations__ = {"v": cls}
+    return rule
+
+
+def test_programs_on_two_have_a_result_of_both():
+    v, w = numbers((2, 2)), numbers((2, 2)) + 1
+    of_two = programs_on_two(v, w)
+    names = [name for name in of_two if name.startswith(("scan ", "cond "))]
+    results = {name: of_two[name].fn(*of_two[name].operands) for name in names}
+    assert len(results) == 3
+    testing.assert_same(results["scan of two"], w)
+    follows = programs(v)["scan with a carry that an array follows"]
+    testing.assert_same(follows.fn(*follows.operands), follows.operands[1])
+    testing.assert_same(results["cond of two, first"], v)
+    testing.assert_same(results["cond of two, second"], w)
 
 
 def test_skip_and_only():

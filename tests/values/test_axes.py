@@ -465,6 +465,13 @@ def test_a_type_without_batches_is_stacked_as_batched():
         v.shape  # noqa: B018 - a property that raises
 
 
+def test_a_slice_of_whole_blocks_has_a_scale_for_each():
+    part = jaxrewrite.transform(lambda v: v[:2, :4], materialise="forbid")(BLOCKS)
+    assert part.codes.shape == (2, 4) and part.scale.shape == (1, 2)
+    every_second = jaxrewrite.transform(lambda v: v[:, ::2], materialise="forbid")(BLOCKS)
+    assert every_second.scale.shape == (2, 3)
+
+
 class Shifted(ArrayValue):
     """All rows have one shift, which has no axis for them."""
 

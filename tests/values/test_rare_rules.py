@@ -138,6 +138,8 @@ def test_reductions_of_one_number():
     fn = lambda v: [r(v, axis=1) for r in (jnp.prod, jnp.sum, jnp.max, jnp.argmax)]
     agree(fn, TWO)
     agree(lambda v: lax.reduce_xor(v, (0,)), Constant(jnp.int32(5), (3, 2)))
+    none = Constant(jnp.float32(2), (0, 3))
+    agree(lambda v: lax.reduce_max(v, (0,)), none, materialise="allow")
 
 
 def test_a_number_for_each_of_a_batch():

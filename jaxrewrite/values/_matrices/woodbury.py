@@ -280,8 +280,10 @@ class _Units(NamedTuple):
 
 
 def _no_units(base: Any) -> _Units:
-    none = jnp.zeros((*base.shape[:-2], 0), base.dtype)
-    return _Units(none.astype(int), none.astype(bool), none, none)
+    indices, is_used, none = (
+        jnp.zeros((*base.shape[:-2], 0), dtype) for dtype in (int, bool, base.dtype)
+    )
+    return _Units(indices, is_used, none, none)
 
 
 def _raised(d: Any, u: Any, v: Any) -> tuple[Any, _Units]:

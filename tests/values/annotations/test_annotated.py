@@ -1224,6 +1224,12 @@ def test_bounds_are_as_tight_as_they_can_be():
         np.testing.assert_allclose(got.upper, upper, rtol=1e-6, atol=1e-6)
 
 
+def test_bounds_around_integers_wrap_only_where_they_must():
+    x = Interval.around(jnp.array([3, 127, -128], "int8"), jnp.array([0, 1, 1], "int8"))
+    np.testing.assert_array_equal(x.lower, [3, 126, -128])
+    np.testing.assert_array_equal(x.upper, [3, 127, -127])
+
+
 def test_bounds_of_functions_that_round_are_apart():
     """On both sides by as much as the functions err, but not beyond their ends."""
     low, high = Interval(jnp.float32(0.5), jnp.float32(0.75)), jnp.float32(200)

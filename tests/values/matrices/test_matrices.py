@@ -91,6 +91,24 @@ def kept(dense):
     return {key: fn(dense) for key, fn in KEPT.items()}
 
 
+def test_singular_vectors_of_a_multiple_of_one_that_is_zero():
+    svd = jaxrewrite.transform(jnp.linalg.svd, materialise="forbid")
+    u, sizes, vt = map(jaxrewrite.materialise, svd(ScalarMatrix(jnp.float32(0), 3)))
+    for unitary in (u, vt):
+        assert_same(unitary @ unitary.T, jnp.eye(3))
+    assert_same(sizes, jnp.zeros(3))
+
+
+def test_a_matrix_may_have_no_rows():
+    v = ScalarMatrix(jnp.float32(2), 0)
+    got = jaxrewrite.transform(lambda v, x: v @ x, materialise="forbid")(
+        v, jnp.ones((0, 3))
+    )
+    assert v.shape == (0, 0) and got.shape == (0, 3)
+    with pytest.raises(ValueError, match="rows is -1, which is negative"):
+        ScalarMatrix(jnp.float32(2), -1)
+
+
 @pytest.mark.parametrize("name", every(8, NAMES))
 def test_stays_implicit(name, bulk):
     v = value(name)

@@ -14,7 +14,7 @@ from reference import CASES
 from reference.sparse import some
 
 import jaxrewrite
-from jaxrewrite.testing import assert_same
+from jaxrewrite.testing import assert_same, numbers
 from jaxrewrite.values import Diagonal, Identity, NMSparse, Product, Sparse, Sum
 
 
@@ -519,3 +519,12 @@ def test_times_what_knows_no_entries():
     v, w = sparse(), CASES["product"].value(np.random.default_rng(0), shape=sparse().shape)
     fn = jaxrewrite.transform(jnp.multiply, materialise="allow")
     assert_same(fn(v, w), np.asarray(v.materialise()) * np.asarray(w.materialise()), 1e-5)
+
+
+def test_single_entries_of_groups():
+    v = NMSparse.prune(numbers((6, 4)) - 1, 1, 3)
+    i, j = (x.ravel() for x in jnp.indices((6, 4)))
+    for w, places in ((v, (i, j)), (v.T, (j, i))):
+        entries = lambda w, *places: w[places]
+        got = jaxrewrite.transform(entries, materialise="forbid")(w, *places)
+        np.testing.assert_array_equal(got, w.materialise()[places])

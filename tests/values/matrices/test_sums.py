@@ -466,6 +466,15 @@ def test_factors_of_a_complex_sum_solve_with_a_real_right_side():
     np.testing.assert_allclose(found, fn(jaxrewrite.materialise(v)), rtol=1e-4, atol=1e-5)
 
 
+def test_the_determinant_with_a_base_whose_eigenvectors_are_known():
+    v = Circulant(jnp.arange(1.0, 17)) + LowRank(
+        jnp.cos(jnp.arange(32.0)).reshape(16, 2), jnp.sin(jnp.arange(32.0)).reshape(2, 16)
+    )
+    sign, log = implicit(jnp.linalg.slogdet)(v)
+    want = np.linalg.slogdet(np.asarray(v.materialise(), np.float64))
+    np.testing.assert_allclose([sign, log], want, rtol=1e-5)
+
+
 def test_a_stack_of_sums_is_a_sum_of_stacks():
     v = Diagonal(jnp.arange(1.0, 4)) + Circulant(jnp.array([1.0, 2.0, 4.0]))
     stack = lambda v: jnp.stack([v, 2 * v])

@@ -78,7 +78,7 @@ CASES = [
     for is_transposed in (False, True)
     for rows in (1, 3, 7, 16)
 ]
-IN_SHORT = [("int4", True, 7)]
+IN_SHORT = [("int4", True, 7), ("int8", False, 1)]
 
 
 @pytest.mark.parametrize(

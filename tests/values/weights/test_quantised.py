@@ -123,6 +123,13 @@ def test_choices_by_bits_are_a_lookup_of_levels():
     np.testing.assert_array_equal(levels, LEVELS.astype("float32"))
 
 
+def test_sums_of_a_weight_and_an_array_are_dense():
+    v = make("tensor", 6, 4)
+    for fn in (jnp.add, jnp.subtract, lambda v, x: x - v):
+        with pytest.raises(jaxrewrite.MaterialisationError):
+            forbid(fn)(v, jnp.ones((6, 4)))
+
+
 def test_nf4_error_is_of_half_a_gap_between_levels():
     w = normal(256, 32)
     v, u = jax.jit(lambda w: (NF4.quantise(w), Quantised.quantise(w, 4, block=64)))(w)
