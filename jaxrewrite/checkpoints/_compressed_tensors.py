@@ -2,7 +2,7 @@
 
 Which of them a weight has is told by the dtypes of its tensors. Their layouts are those of [1]_.
 
-.. [1] The compressors of compressed-tensors, version 0.17.
+.. [1] The compressors of compressed-tensors, version 0.20.
 """
 
 from __future__ import annotations
