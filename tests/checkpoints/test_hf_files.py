@@ -35,12 +35,13 @@ def written(folder, config, *shards):
 
 
 def in_words(codes, bits, axis):
-    """Integers in words of 32 bits along an axis, the first one in the lowest bits."""
-    codes, each = np.moveaxis(codes.astype(np.uint32), axis, -1), 32 // bits
-    words = np.zeros((*codes.shape[:-1], codes.shape[-1] // each), np.uint32)
-    for i in range(each):
-        words |= codes[..., i::each] << np.uint32(bits * i)
-    return np.ascontiguousarray(np.moveaxis(words, -1, axis)).view(np.int32)
+    """Integers in words of 32 bits along an axis, bit after bit, the lowest ones first."""
+    codes = np.moveaxis(codes.astype(np.uint8), axis, -1)
+    each = np.unpackbits(codes[..., None], axis=-1, count=bits, bitorder="little")
+    stream = each.reshape(*codes.shape[:-1], -1)
+    stream = np.pad(stream, [(0, 0)] * (stream.ndim - 1) + [(0, -stream.shape[-1] % 32)])
+    words = np.packbits(stream, -1, bitorder="little").view(np.int32)
+    return np.ascontiguousarray(np.moveaxis(words, -1, axis))
 
 
 def gptq(bits=4, length=64, width=8, group=16, desc_act=False, more=1):
@@ -80,15 +81,15 @@ def check(value, want):
 
 
 @pytest.mark.parametrize("desc_act", [False, True])
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_gptq(bits, desc_act, tmp_path):
-    tensors, want = gptq(bits, width=16, desc_act=desc_act)
+    tensors, want = gptq(bits, width=32, desc_act=desc_act)
     found = load_hf(written(tmp_path, GPTQ | {"bits": bits}, tensors))
     assert set(found) == {"up.weight", "up.bias"} and len(found) == 2
     assert isinstance(found["up.weight"], Product if desc_act else Quantised)
     assert "2 tensors" in repr(found) and found.config["model_type"] == "llama"
     check(found["up.weight"], want)
-    assert_same(found["up.bias"], np.ones(16, "float16"))
+    assert_same(found["up.bias"], np.ones(32, "float16"))
 
 
 def test_zeros_of_gptq(tmp_path):
@@ -172,6 +173,22 @@ def test_nf4(nested, tmp_path):
     assert_same(found["norm.weight"], np.ones(4, "float32"))
 
 
+def test_int8_of_bitsandbytes(tmp_path):
+    q = NUMBERS.integers(-127, 128, (4, 16), np.int8)
+    most = NUMBERS.uniform(0.1, 1, 4).astype("float32")
+    tensors = {
+        "up.weight": q,
+        "up.SCB": most,
+        "up.weight_format": np.uint8(0)[None],
+        "norm.weight": np.ones(4, "float32"),
+    }
+    config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    found = load_hf(written(tmp_path, config, tensors))
+    assert set(found) == {"up.weight", "norm.weight"}
+    assert isinstance(found["up.weight"], Quantised) and found["up.weight"].bits == 8
+    check(found["up.weight"], q * (most / np.float32(127))[:, None])
+
+
 @pytest.mark.parametrize("shape", [(8, 12), (6, 10), (3, 12)])
 def test_blocks_of_float8(shape, tmp_path):
     """Also where the last block of an axis is not whole."""
@@ -205,6 +222,107 @@ def test_mxfp4(tmp_path):
     np.testing.assert_array_equal(v, want.reshape(2, 4, 64))
 
 
+def compressed(tensors, format="pack-quantized", **weights):
+    """The configuration of compressed-tensors, and the tensors of a layer with others."""
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+    }
+    more = {"lm_head.weight": np.ones((2, 4), "float16")}
+    return config, {f"up.{key}": x for key, x in tensors.items()} | more
+
+
+@pytest.mark.parametrize("strategy", ["group", "asymmetric", "ordered", "channel"])
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_packed_integers_of_compressed_tensors(bits, strategy, tmp_path):
+    n, m, half = 6, 40, 2 ** (bits - 1)
+    groups = 1 if strategy == "channel" else 5
+    q = NUMBERS.integers(0, 2**bits, (n, m))
+    z = np.full((n, groups), half)
+    scale = NUMBERS.uniform(0.01, 0.1, (n, groups)).astype("float16")
+    index = np.arange(m) // (m // groups)
+    tensors = {"weight_shape": np.array([n, m]), "weight_scale": scale}
+    if strategy == "asymmetric":
+        z = NUMBERS.integers(0, 2**bits, (n, groups))
+        tensors["weight_zero_point"] = in_words(z, bits, 0)
+    if strategy == "ordered":
+        index = NUMBERS.permutation(index)
+        tensors["weight_g_idx"] = index.astype("int32")
+    tensors["weight_packed"] = in_words(q, bits, 1)
+    config, tensors = compressed(tensors, num_bits=bits, type="int", strategy="group")
+    found = load_hf(written(tmp_path, config, tensors))
+    assert set(found) == {"up.weight", "lm_head.weight"}
+    kind = Product if strategy == "ordered" else Quantised
+    assert isinstance(found["up.weight"], kind)
+    check(found["up.weight"], scale.astype("float32")[:, index] * (q - z[:, index]))
+
+
+@pytest.mark.parametrize("shape", [(1,), (), (4, 1), (4, 2)])
+def test_integers_of_compressed_tensors(shape, tmp_path):
+    q = NUMBERS.integers(-128, 128, (4, 8), np.int8)
+    scale = NUMBERS.uniform(0.01, 0.1, shape).astype("float32")
+    zero = NUMBERS.integers(-9, 9, shape, np.int8) if len(shape) == 2 else None
+    of_entries = lambda x: np.repeat(x.reshape(len(x), -1), 8 // x.shape[-1], 1)
+    tensors = {"weight": q, "weight_scale": scale, "input_scale": np.ones(1, "float32")}
+    want = q * scale if zero is None else 0
+    if zero is not None:
+        tensors["weight_zero_point"] = zero
+        want = (q - of_entries(zero.astype(int))) * of_entries(scale)
+    config, tensors = compressed(tensors, "int-quantized", num_bits=8)
+    found = load_hf(written(tmp_path, config, tensors))
+    assert set(found) == {"up.weight", "up.input_scale", "lm_head.weight"}
+    check(found["up.weight"], want.astype("float32"))
+
+
+@pytest.mark.parametrize("grid", [(1,), (6, 1), (2, 3)])
+def test_floats_of_compressed_tensors(grid, tmp_path):
+    """For a weight, for each row, and for blocks, of which the last ones are not whole."""
+    w = NUMBERS.normal(size=(6, 10)).astype(ml_dtypes.float8_e4m3fn)
+    scale = NUMBERS.uniform(1, 2, grid).astype("float32")
+    strategy = {"strategy": "block", "block_structure": [4, 4]} if grid == (2, 3) else {}
+    tensors = {"weight": w, "weight_scale": scale}
+    config, tensors = compressed(tensors, "float-quantized", num_bits=8, **strategy)
+    found = load_hf(written(tmp_path, config, tensors))["up.weight"]
+    assert isinstance(found, Float8)
+    of_entries = scale
+    if grid == (2, 3):
+        of_entries = scale[np.arange(6) // 4][:, np.arange(10) // 4]
+    check(found, w.astype("float32") * of_entries)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
+def test_small_blocks_of_compressed_tensors(format, tmp_path):
+    form = Microscaled.formats[format]
+    n, m, is_four = 4, 64, format != "mxfp8_e4m3"
+    codes = NUMBERS.integers(0, 256, (n, m // 2 if is_four else m), np.uint8)
+    codes = codes if is_four else codes & 0xF7  # Without NaN.
+    bits = np.stack([codes & 15, codes >> 4], -1).reshape(n, m) if is_four else codes
+    numbers = bits.astype(np.uint8).view(getattr(ml_dtypes, form.element)).astype("float32")
+    scales = NUMBERS.integers(40, 60, (n, m // form.block), np.uint8)
+    factors = scales.view(getattr(ml_dtypes, form.scale)).astype("float32")
+    if format == "nvfp4":
+        of_whole = np.float32([500])
+        tensors = {
+            "weight_packed": codes,
+            "weight_scale": scales.view(ml_dtypes.float8_e4m3fn),
+            "weight_global_scale": of_whole,
+        }
+        factors = factors / of_whole
+    elif is_four:
+        tensors = {"weight_packed": codes, "weight_scale": scales}
+    else:
+        stored = codes.view(ml_dtypes.float8_e4m3fn)
+        tensors = {"weight": stored, "weight_scale": scales}
+    config, tensors = compressed(tensors, f"{format[:5]}-pack-quantized", num_bits=4)
+    config["format"] = "mxfp8-quantized" if not is_four else config["format"]
+    found = load_hf(written(tmp_path, config, tensors))["up.weight"]
+    assert isinstance(found, Microscaled) and found.format == format
+    want = (numbers.reshape(n, -1, form.block) * factors[..., None]).reshape(n, m)
+    np.testing.assert_allclose(found, want, rtol=2e-7)
+
+
 def test_shards_and_models_without_codes(tmp_path):
     tensors, want = gptq()
     first = {key: tensors.pop(key) for key in list(tensors)[:2]}
@@ -230,7 +348,7 @@ WRONG = {
         without("up.scales"),
         "up.qweight and there is no tensor up.scales",
     ),
-    "bits": (GPTQ | {"bits": 3}, dict, "up.qweight of 3 bits by the quantization_config"),
+    "bits": (GPTQ | {"bits": 5}, dict, "up.qweight of 5 bits by the quantization_config"),
     "dtype": (
         GPTQ,
         other("up.scales", lambda x: x.view("int16")),
@@ -257,7 +375,60 @@ WRONG = {
     "bitsandbytes": (
         BITSANDBYTES,
         lambda _: {"up.weight": np.ones((2, 2), "int8")},
-        "only NF4",
+        "neither .weight.quant_state.bitsandbytes__nf4 nor .SCB: only NF4 and int8 are",
+    ),
+    "order of bytes": (
+        {"quant_method": "bitsandbytes"},
+        lambda _: {
+            "up.weight": np.ones((2, 2), "int8"),
+            "up.SCB": np.ones(2, "float32"),
+            "up.weight_format": np.ones(1, "uint8"),
+        },
+        "up.weight_format that says of the weight that it is not in rows",
+    ),
+    "format": (
+        {"quant_method": "compressed-tensors", "format": "marlin-24"},
+        dict,
+        "config.json has the format 'marlin-24' of compressed-tensors, which is not known",
+    ),
+    "packed bits": (
+        compressed({}, num_bits=5)[0],
+        lambda _: {
+            "up.weight_packed": np.ones((2, 2), "int32"),
+            "up.weight_scale": np.ones((2, 1), "float32"),
+            "up.weight_shape": np.array([2, 16]),
+        },
+        "which does not hold .2, 16. integers of .5. bits",
+    ),
+    "no groups": (
+        {"quant_method": "compressed-tensors"},
+        lambda _: {
+            "up.weight_packed": np.ones((2, 2), "int32"),
+            "up.weight_scale": np.ones((2, 1), "float32"),
+            "up.weight_shape": np.array([2, 16]),
+        },
+        "up.weight_packed and no config_groups of the quantization_config say",
+    ),
+    "scales of integers": (
+        compressed({}, num_bits=8)[0],
+        lambda _: {
+            "up.weight": np.ones((4, 4), "int8"),
+            "up.weight_scale": np.ones((4, 3), "float32"),
+        },
+        "up.weight_scale of shape .4, 3., which has no whole blocks of .4, 4.",
+    ),
+    "scale of all": (
+        compressed({}, num_bits=4)[0],
+        lambda _: {
+            "up.weight_packed": np.ones((2, 8), "uint8"),
+            "up.weight_scale": np.ones((2, 1), ml_dtypes.float8_e4m3fn),
+        },
+        "up.weight_scale and there is no .weight_global_scale beside it",
+    ),
+    "words of three bits": (
+        GPTQ | {"bits": 3},
+        other("up.qweight", lambda x: x[:5]),
+        "up.qweight of shape .5, 8., which ends within an integer of 3 bits",
     ),
     "levels": (
         BITSANDBYTES,

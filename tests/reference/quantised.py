@@ -72,6 +72,11 @@ def microscaled(rng, dtype, n, m):
     return Microscaled.quantise(weight(rng, dtype, n, m), "mxfp4", half(n))
 
 
+@case("microscaled float6", variant=True)
+def microscaled_float6(rng, dtype, n, m):
+    return Microscaled.quantise(weight(rng, dtype, n, m), "mxfp6_e3m2", half(n))
+
+
 @case("microscaled float8", variant=True)
 def microscaled_float8(rng, dtype, n, m):
     return Microscaled.quantise(weight(rng, dtype, n, m), "mxfp8_e4m3", half(n))

@@ -234,7 +234,9 @@ def _(s, dtype, n, m, batch):
 
 @a_type("Microscaled", dtypes=("float32", "float64", "bfloat16"), batch=False)
 def _(s, dtype, n, m, batch):
-    kind = s.choice(("mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "nvfp4"))
+    kind = s.choice(
+        ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "nvfp4")
+    )
     block = s.choice((f"({max(n, 1)}, 1)", f"(1, {max(m, 1)})", "1"))
     return f"Microscaled.quantise({s.u(n, m, dtype=dtype)}, {kind!r}, {block})"
 

@@ -1,4 +1,4 @@
-"""Arrays of floats of four or eight bits, with scales of eight bits for small blocks."""
+"""Arrays of floats of four, six or eight bits, with scales of eight bits for small blocks."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class _Format(NamedTuple):
     block: int
 
 
-_E2M1, _E4M3, _E5M2, _E8M0 = (
-    *("float4_e2m1fn", "float8_e4m3fn", "float8_e5m2"),
-    "float8_e8m0fnu",
-)
+_E2M1, _E2M3, _E3M2 = "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"
+_E4M3, _E5M2, _E8M0 = "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"
 
 FORMATS: Mapping[str, _Format] = MappingProxyType(
     {
         "mxfp4": _Format(_E2M1, _E8M0, 32),
+        "mxfp6_e2m3": _Format(_E2M3, _E8M0, 32),
+        "mxfp6_e3m2": _Format(_E3M2, _E8M0, 32),
         "mxfp8_e4m3": _Format(_E4M3, _E8M0, 32),
         "mxfp8_e5m2": _Format(_E5M2, _E8M0, 32),
         "nvfp4": _Format(_E2M1, _E4M3, 16),
@@ -53,7 +53,11 @@ FORMATS: Mapping[str, _Format] = MappingProxyType(
 )
 
 # The largest numbers of the dtypes of codes.
-_LARGEST = {_E2M1: 6.0, _E4M3: 448.0, _E5M2: 57344.0}
+_LARGEST = {_E2M1: 6.0, _E2M3: 7.5, _E3M2: 28.0, _E4M3: 448.0, _E5M2: 57344.0}
+
+# The bits of the fraction of the dtypes of six bits, and the exponent of their least normal
+# number.
+_OF_SIX_BITS = {_E2M3: (3, 0), _E3M2: (2, -2)}
 
 # The magnitudes of float4_e2m1fn.
 _MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -64,12 +68,14 @@ class Microscaled(Coded):
 
     .. math:: w_{ij} = c_{ij} \, a_{b(i,j)} \, s
 
-    The formats are three of the OCP Microscaling Formats [1]_, and NVFP4 [2]_:
+    The formats are the OCP Microscaling Formats of floats [1]_, and NVFP4 [2]_:
 
     ============ ============= ============== ======= ============== ==========
     ``format``   codes         scales         block   bits per entry :math:`s`
     ============ ============= ============== ======= ============== ==========
     mxfp4        float4_e2m1fn float8_e8m0fnu 32      4.25           one
+    mxfp6_e2m3   float6_e2m3fn float8_e8m0fnu 32      6.25           one
+    mxfp6_e3m2   float6_e3m2fn float8_e8m0fnu 32      6.25           one
     mxfp8_e4m3   float8_e4m3fn float8_e8m0fnu 32      8.25           one
     mxfp8_e5m2   float8_e5m2   float8_e8m0fnu 32      8.25           one
     nvfp4        float4_e2m1fn float8_e4m3fn  16      4.5            any number
@@ -83,8 +89,9 @@ class Microscaled(Coded):
     Parameters
     ----------
     codes
-        The bits of the codes, in the shape of the array: of dtype uint4 for float4_e2m1fn, or a
-        value that holds two neighbours in a byte, and otherwise of dtype uint8.
+        The bits of the codes, in the shape of the array: of dtype uint4 for float4_e2m1fn, of
+        uint8 for codes of eight bits, and for those of six bits the same less 32, of dtype int8.
+        Or a value that holds some neighbours in whole bytes, as ``quantise`` makes it.
     block_scale
         The bits of the scales, of dtype uint8. The length of each axis divides the length of
         that axis of ``codes``, as for the scales of `Quantised`.
@@ -129,8 +136,7 @@ class Microscaled(Coded):
     format: str = jaxrewrite.field(static=True)
 
     def __post_init__(self) -> None:
-        form = _form(self.format)
-        bits = jnp.uint4 if form.element == _E2M1 else jnp.uint8
+        bits = _dtype_of_codes(_form(self.format).element)
         leaves = {"codes": self.codes, "block_scale": self.block_scale, "scale": self.scale}
         for name, wanted in (("codes", bits), ("block_scale", jnp.uint8)):
             got = jnp.result_type(leaves[name])
@@ -163,7 +169,7 @@ class Microscaled(Coded):
         codes
             Bytes of dtype uint8, or numbers of the dtype of the codes of 8 bits. Codes of four
             bits are two neighbours along the last axis in a byte, the first one in its lower
-            bits.
+            bits. A code of six bits is in a byte of its own, in its lower bits.
         block_scale
             The scales of blocks, as bits of dtype uint8 or as numbers. There are as many axes as
             ``codes`` has.
@@ -195,7 +201,11 @@ class Microscaled(Coded):
             _bits("codes", codes, form.element),
             _bits("block_scale", block_scale, form.scale),
         )
-        stored: Any = Nibbles(codes[..., None]) if form.element == _E2M1 else codes
+        stored: Any = codes
+        if form.element == _E2M1:
+            stored = Nibbles(codes[..., None])
+        elif form.element in _OF_SIX_BITS:
+            stored = packed((codes & 63).astype(jnp.int8) - jnp.int8(32), bits=6)
         ones = (1,) * codes.ndim
         return cls(stored, block_scale, jnp.full(ones, scale, dtype), format)
 
@@ -249,6 +259,8 @@ class Microscaled(Coded):
 
     def levels(self) -> jax.Array:
         element = FORMATS[self.format].element
+        if element in _OF_SIX_BITS:
+            return _numbers_of_six_bits(self.codes, element, self.scale.dtype)
         if element == _E2M1:
             return _numbers_of_four_bits(self.codes.astype(jnp.uint8), self.scale.dtype)
         return numbers_of_bits(self.codes, element, self.scale.dtype)
@@ -275,10 +287,16 @@ def _form(format: str) -> _Format:
     return FORMATS[format]
 
 
+def _dtype_of_codes(element: str) -> Any:
+    if element in _OF_SIX_BITS:
+        return jnp.int8
+    return jnp.uint4 if element == _E2M1 else jnp.uint8
+
+
 def _bits(name: str, x: Any, dtype: str) -> Any:
     """The bits of numbers of this dtype, which may be given as bits."""
     x = jnp.asarray(x)
-    if x.dtype.name == dtype != _E2M1:
+    if x.dtype.name == dtype in (_E4M3, _E5M2, _E8M0):
         return lax.bitcast_convert_type(x, jnp.uint8)
     if x.dtype != jnp.uint8:
         raise ValueError(
@@ -291,6 +309,17 @@ def _numbers_of_four_bits(codes: Any, dtype: Any) -> Any:
     """The numbers of float4_e2m1fn. There is a zero of each sign."""
     magnitude = doubled_magnitudes(codes).astype(dtype) * 0.5
     return jnp.where(codes & 8 != 0, -magnitude, magnitude)
+
+
+def _numbers_of_six_bits(codes: Any, element: str, dtype: Any) -> Any:
+    """The numbers of these codes, which are their bits less 32. There is a zero of each sign."""
+    bits, (fraction, least) = codes ^ jnp.int8(-32), _OF_SIX_BITS[element]
+    exponent = (bits & 31) >> fraction
+    normal = (exponent > 0).astype(jnp.int32)
+    whole = (bits & (2**fraction - 1)).astype(jnp.int32) + (normal << fraction)
+    size = (whole << (exponent.astype(jnp.int32) - normal)).astype(dtype)
+    magnitude = size * jnp.asarray(2.0 ** (least - fraction), dtype)
+    return jnp.where(bits < 0, -magnitude, magnitude)
 
 
 def _scales(bits: Any, format: str, dtype: Any) -> Any:
@@ -346,6 +375,8 @@ def _rounded(unit: Any, element: str) -> Any:
     """The codes of numbers, rounded to nearest, and to even ones from between two."""
     largest = _LARGEST[element]
     clipped = jnp.clip(unit, -largest, largest)
+    if element in _OF_SIX_BITS:
+        return packed(_rounded_to_six_bits(clipped, *_OF_SIX_BITS[element]), bits=6)
     if element != _E2M1:
         return lax.bitcast_convert_type(clipped.astype(element), jnp.uint8)
     between = ((_MAGNITUDES[1:] + _MAGNITUDES[:-1]) / 2).astype(np.float32)
@@ -354,3 +385,13 @@ def _rounded(unit: Any, element: str) -> Any:
     code = functools.reduce(jnp.add, [is_above.astype(jnp.uint8) for is_above in above])
     signed = jnp.where(jnp.signbit(clipped), code | 8, code)
     return packed(signed.astype(jnp.uint4), bits=4)
+
+
+def _rounded_to_six_bits(x: Any, fraction: int, least: int) -> Any:
+    """The codes of numbers, less 32: those of magnitudes are in the order of the magnitudes."""
+    exponent = (lax.bitcast_convert_type(abs(x), jnp.int32) >> 23) - 127
+    above = jnp.maximum(exponent - least, 0)
+    # A power of two multiplies without an error.
+    unit = lax.bitcast_convert_type((127 - least - above + fraction) << 23, jnp.float32)
+    code = jnp.round(abs(x) * unit).astype(jnp.int32) + (above << fraction)
+    return jnp.where(jnp.signbit(x), code, code - 32).astype(jnp.int8)

@@ -1,0 +1,372 @@
+"""How the methods of quantisation store a weight in a file, and which value it becomes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrewrite.values import NF4, Float8, Microscaled, Permutation, Product, Quantised
+
+from ._safetensors import Stored
+
+
+Parts = Mapping[str, Stored]
+Arrays = Mapping[str, np.ndarray]
+
+
+class Method(NamedTuple):
+    """How a method stores a weight.
+
+    ``suffixes`` are those of the tensors that make a weight, the first one of which tells that there
+    may be one, and ``optional`` more of them. ``applies`` says of that tensor, by the tensors
+    there are, whether it is one. ``check`` raises an error if they do not fit each other, and gives
+    what ``make`` needs besides.
+    """
+
+    suffixes: tuple[str, ...]
+    optional: tuple[str, ...]
+    result: str
+    check: Callable[[Mapping[str, Any], Parts], Any]
+    make: Callable[[Any, Arrays, Any], Any]
+    applies: Callable[[Stored, Callable[[str], bool]], bool] = lambda tensor, has: True
+
+    def parts(self, stored: Parts) -> Iterator[tuple[str, dict[str, Stored]]]:
+        """The name of each weight, and the tensors that make it, by their suffixes."""
+        first, *others = self.suffixes
+        for name, tensor in stored.items():
+            prefix = name.removesuffix(first)
+            has = lambda suffix, prefix=prefix: prefix + suffix in stored
+            if not name.endswith(first) or not self.applies(tensor, has):
+                continue
+            missing = next((suffix for suffix in others if not has(suffix)), None)
+            if missing is not None:
+                tensor.refuse(f"and there is no tensor {prefix}{missing}.")
+            suffixes = [x for x in (*self.suffixes, *self.optional) if has(x)]
+            yield prefix + self.result, {x: stored[prefix + x] for x in suffixes}
+
+
+FLOATS = ("float16", "bfloat16", "float32")
+
+
+class _Groups(NamedTuple):
+    """Integers of some bits, whose groups share a scale and a zero."""
+
+    bits: int
+    more: int = 0  # What the zeros are more than those in the file.
+
+
+def _bits(config: Mapping[str, Any], tensor: Stored, known: Sequence[int]) -> int:
+    bits = config.get("bits", config.get("w_bit"))
+    if bits not in known:
+        tensor.refuse(
+            f"of {bits!r} bits by the quantization_config. Known are "
+            f"{', '.join(map(str, known))}."
+        )
+    return int(bits)
+
+
+def words_for(count: int, bits: int) -> int:
+    """How many words of 32 bits hold so many integers of some bits."""
+    return -(-count * bits // 32)
+
+
+def fields(words: np.ndarray, bits: int) -> np.ndarray:
+    """The integers of so many bits in words of 32, along the last axis, the lowest first."""
+    in_bytes = np.ascontiguousarray(words).view(np.uint8)
+    if 8 % bits:
+        return _across_bytes(in_bytes, bits)
+    fields = np.empty((*in_bytes.shape, 8 // bits), np.uint8)
+    # Field by field: NumPy takes ten times as long along a short last axis.
+    for i in range(8 // bits):
+        np.right_shift(in_bytes, i * bits, out=fields[..., i])
+    fields &= 2**bits - 1
+    return fields.reshape(*words.shape[:-1], -1)
+
+
+def _across_bytes(in_bytes: np.ndarray, bits: int) -> np.ndarray:
+    """The integers of so many bits that follow each other in bytes, eight in so many of them."""
+    more = -in_bytes.shape[-1] % bits
+    whole = np.pad(in_bytes, [(0, 0)] * (in_bytes.ndim - 1) + [(0, more)])
+    groups = whole.reshape(*whole.shape[:-1], -1, bits)
+    fields = np.empty((*groups.shape[:-1], 8), np.uint8)
+    for i in range(8):
+        byte, shift = divmod(i * bits, 8)
+        np.right_shift(groups[..., byte], shift, out=fields[..., i])
+        if shift + bits > 8:
+            fields[..., i] |= groups[..., byte + 1] << np.uint8(8 - shift)
+    fields &= 2**bits - 1
+    return fields.reshape(*in_bytes.shape[:-1], -1)
+
+
+def quantised(
+    codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray, bits: int, dtype: Any
+) -> Quantised:
+    """The weight of codes from zero on; ``scales`` and ``zeros`` are those of groups."""
+    middle = 2 ** (bits - 1)
+    signed = (codes ^ np.uint8(middle)) if bits == 8 else codes - np.uint8(middle)
+    zero = zeros.astype(np.int16) - middle
+    return Quantised.from_integers(
+        signed.view(np.int8),
+        jnp.asarray(scales).astype(dtype),
+        jnp.asarray(zero) if zero.any() else None,
+        bits=bits,
+    )
+
+
+def check_order(index: Stored, length: int, groups: int) -> None:
+    """Raise unless it gives each of the groups as many inputs."""
+    index.check("int32", (length,))
+    of_inputs = index.array()
+    counts = (
+        np.bincount(of_inputs, minlength=groups) if of_inputs.min() >= 0 else np.zeros(1)
+    )
+    if counts.shape != (groups,) or (counts != length // groups).any():
+        index.refuse(
+            f"which does not give each of {groups} groups {length // groups} inputs."
+        )
+
+
+def in_order(codes: np.ndarray, index: np.ndarray | None, make: Callable[..., Any]) -> Any:
+    """The weight that is made of codes in the order of their groups."""
+    if index is None or (np.diff(index) >= 0).all():
+        return make(codes)
+    order = np.argsort(index, kind="stable")
+    in_order = make(codes[:, order])
+    return Product((in_order, Permutation(jnp.asarray(order, jnp.int32), in_order.dtype)))
+
+
+def _check_gptq(config: Mapping[str, Any], parts: Parts) -> _Groups:
+    q, zeros, scales = (parts[key] for key in (".qweight", ".qzeros", ".scales"))
+    bits = _bits(config, q, (2, 3, 4, 8))
+    q.check("int32", (None, None))
+    length, width = q.shape[0] * 32 // bits, q.shape[1]
+    if length * bits != q.shape[0] * 32:
+        q.refuse(f"of shape {q.shape}, which ends within an integer of {bits} bits.")
+    scales.check(FLOATS, (None, width))
+    groups = scales.shape[0]
+    zeros.check("int32", (groups, words_for(width, bits)))
+    if not length or not groups or length % groups:
+        scales.refuse(f"of shape {scales.shape}, which has no groups of {length} inputs.")
+    if ".g_idx" in parts:
+        check_order(parts[".g_idx"], length, groups)
+    is_second = config.get("checkpoint_format") == "gptq_v2"
+    return _Groups(bits, 0 if is_second else 1)
+
+
+def _gptq(about: _Groups, parts: Arrays, dtype: Any) -> Any:
+    # In (in, out), with neighbours along the first axis in a word.
+    codes = fields(parts[".qweight"].T, about.bits)
+    scales = parts[".scales"].T
+    zeros = fields(parts[".qzeros"], about.bits)[:, : len(scales)].T
+    zeros = zeros.astype(np.int16) + about.more
+    make = lambda codes: quantised(codes, zeros, scales, about.bits, dtype)
+    return in_order(codes, parts.get(".g_idx"), make)
+
+
+# The columns whose codes are in a word of AWQ, from the lowest bits on.
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def _check_awq(config: Mapping[str, Any], parts: Parts) -> _Groups:
+    q, zeros, scales = (parts[key] for key in (".qweight", ".qzeros", ".scales"))
+    bits = _bits(config, q, (4,))
+    if str(config.get("version", "gemm")).lower() != "gemm":
+        q.refuse(f"of the version {config['version']!r} of AWQ. Known is gemm.")
+    q.check("int32", (None, None))
+    length, words = q.shape
+    scales.check(FLOATS, (None, 8 * words))
+    groups = scales.shape[0]
+    zeros.check("int32", (groups, words))
+    if not length or not groups or length % groups:
+        scales.refuse(f"of shape {scales.shape}, which has no groups of {length} inputs.")
+    return _Groups(bits)
+
+
+def _awq(about: _Groups, parts: Arrays, dtype: Any) -> Any:
+    places = np.argsort(_AWQ_ORDER)
+
+    def codes(words: np.ndarray) -> np.ndarray:
+        in_words = fields(words, about.bits).reshape(len(words), -1, 8)
+        return in_words[..., places].reshape(len(words), -1).T
+
+    scales = parts[".scales"].T
+    q, zeros = codes(parts[".qweight"]), codes(parts[".qzeros"])
+    return quantised(np.ascontiguousarray(q), zeros, scales, about.bits, dtype)
+
+
+_NF4_STATE = ".quant_state.bitsandbytes__nf4"
+
+
+class _Blocks(NamedTuple):
+    """A weight in blocks of so many neighbours, and what is added to their magnitudes."""
+
+    shape: tuple[int, int]
+    block: int
+    nested_block: int
+    offset: float
+
+
+def _check_nf4(config: Mapping[str, Any], parts: Parts) -> _Blocks:
+    state, weight = parts[f".weight{_NF4_STATE}"], parts[".weight"]
+    state.check("uint8", (None,))
+    try:
+        about = json.loads(bytes(state.array()))
+        shape, block = tuple(about["shape"]), int(about["blocksize"])
+        nested, offset = about.get("nested_blocksize", 0), about.get("nested_offset", 0)
+        n, m = shape
+        is_right = n > 0 and m > 0 and block > 0 and m % block == 0
+        numbers = int(nested), float(offset)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"load_hf: {state.file} has a tensor {state.name} that does not say what the weight "
+            f"is: {error}."
+        ) from error
+    if not is_right:
+        weight.refuse(f"for {shape}, whose rows do not consist of blocks of {block}.")
+    weight.check("uint8", (n * m // 2, 1))
+    absmax, count = parts[".weight.absmax"], n * m // block
+    if absmax.dtype == "uint8":
+        absmax.check("uint8", (count,))
+        if numbers[0] < 1 or ".weight.nested_absmax" not in parts:
+            absmax.refuse("that is quantised, and nothing says how.")
+        parts[".weight.nested_absmax"].check("float32", (-(-count // numbers[0]),))
+        if ".weight.nested_quant_map" not in parts:
+            absmax.refuse("that is quantised, and there is no nested_quant_map.")
+        parts[".weight.nested_quant_map"].check("float32", (256,))
+    else:
+        absmax.check("float32", (count,))
+    parts[".weight.quant_map"].check("float32", (16,))
+    if not np.allclose(parts[".weight.quant_map"].array(), _levels_of_nf4(), 0, 1e-6):
+        parts[".weight.quant_map"].refuse("whose numbers are not the levels of NF4.")
+    return _Blocks((n, m), block, *numbers)
+
+
+@functools.cache
+def _levels_of_nf4() -> np.ndarray:
+    with jax.ensure_compile_time_eval():
+        return np.asarray(NF4.from_levels(jnp.arange(16), jnp.ones(1)))
+
+
+def _nf4(about: _Blocks, parts: Arrays, dtype: Any) -> NF4:
+    (n, m), block = about.shape, about.block
+    # The first of two neighbours is in the upper bits.
+    pairs = parts[".weight"]
+    codes = np.concatenate([pairs >> 4, pairs & 15], 1).reshape(n, m)
+    magnitude = parts[".weight.absmax"]
+    if magnitude.dtype == np.uint8:
+        scales = np.repeat(parts[".weight.nested_absmax"], about.nested_block)
+        levels = parts[".weight.nested_quant_map"][magnitude]
+        magnitude = levels * scales[: len(levels)] + np.float32(about.offset)
+    grid = magnitude.reshape(n, m // block)
+    return NF4.from_levels(codes, jnp.asarray(grid).astype(dtype))
+
+
+def _is_nf4(tensor: Stored, has: Callable[[str], bool]) -> bool:
+    """Whether a weight is of levels. One that is of bytes and neither of these is refused."""
+    is_nf4, is_int8 = has(f".weight{_NF4_STATE}"), has(".SCB")
+    if tensor.dtype in ("uint8", "int8") and not is_nf4 and not is_int8:
+        tensor.refuse(
+            f"with neither .weight{_NF4_STATE} nor .SCB: only NF4 and int8 are read."
+        )
+    return is_nf4
+
+
+def _check_int8(config: Mapping[str, Any], parts: Parts) -> None:
+    parts[".weight"].check("int8", (None, None))
+    parts[".SCB"].check("float32", parts[".weight"].shape[:1])
+    order = parts.get(".weight_format")
+    # Others are orders of entries that some processors are quick with.
+    if order is not None and order.array().any():
+        order.refuse("that says of the weight that it is not in rows.")
+
+
+def _int8(about: None, parts: Arrays, dtype: Any) -> Quantised:
+    scale = jnp.asarray(parts[".SCB"][:, None] / np.float32(127)).astype(dtype)
+    return Quantised.from_integers(parts[".weight"], scale, bits=8)
+
+
+def _check_fp8(config: Mapping[str, Any], parts: Parts) -> tuple[int, int]:
+    weight, scale = parts[".weight"], parts[".weight_scale_inv"]
+    block: Any = config.get("weight_block_size") or ()
+    if len(block) != 2 or not all(type(b) is int and b > 0 for b in block):
+        weight.refuse(f"with weight_block_size={block!r} in the quantization_config.")
+    weight.check("float8_e4m3fn", (None, None))
+    grid = [-(-n // b) for n, b in zip(weight.shape, block, strict=True)]
+    scale.check(FLOATS, grid)
+    return block[0], block[1]
+
+
+def _fp8(block: tuple[int, int], parts: Arrays, dtype: Any) -> Float8:
+    return of_floats(parts[".weight"], parts[".weight_scale_inv"], block, dtype)
+
+
+def of_floats(
+    weight: np.ndarray, scale: np.ndarray, block: Sequence[int], dtype: Any
+) -> Float8:
+    """The weight of float8_e4m3fn whose blocks of these sizes share a scale."""
+    for axis, (n, b) in enumerate(zip(weight.shape, block, strict=True)):
+        if n > b and n % b:
+            # The last block is not whole: the scales of blocks of a size that fits.
+            run = math.gcd(n, b)
+            scale = np.take(scale, np.arange(0, n, run) // b, axis)
+    bits = jnp.asarray(weight.view(np.uint8))
+    return Float8(bits, jnp.asarray(scale).astype(dtype), "float8_e4m3fn")
+
+
+def _check_mxfp4(config: Mapping[str, Any], parts: Parts) -> None:
+    blocks, scales = parts["_blocks"], parts["_scales"]
+    blocks.check("uint8", (*blocks.shape[:-1], 16))
+    scales.check("uint8", blocks.shape[:-1])
+
+
+def _mxfp4(about: None, parts: Arrays, dtype: Any) -> Microscaled:
+    blocks, scales = parts["_blocks"], parts["_scales"]
+    codes = blocks.reshape(*blocks.shape[:-2], -1)
+    return Microscaled.from_bytes(codes, scales, "mxfp4", dtype=dtype)
+
+
+# The methods by their names in a quantization_config, each with the ways in which it stores weights.
+METHODS: Mapping[str, Sequence[Method]] = {
+    "gptq": [
+        Method(
+            (".qweight", ".qzeros", ".scales"), (".g_idx",), ".weight", _check_gptq, _gptq
+        )
+    ],
+    "awq": [Method((".qweight", ".qzeros", ".scales"), (), ".weight", _check_awq, _awq)],
+    "bitsandbytes": [
+        Method(
+            (".weight", ".weight.absmax", ".weight.quant_map", f".weight{_NF4_STATE}"),
+            (".weight.nested_absmax", ".weight.nested_quant_map"),
+            ".weight",
+            _check_nf4,
+            _nf4,
+            _is_nf4,
+        ),
+        Method(
+            (".weight", ".SCB"),
+            (".weight_format",),
+            ".weight",
+            _check_int8,
+            _int8,
+            lambda tensor, has: has(".SCB"),
+        ),
+    ],
+    "fp8": [
+        Method(
+            (".weight", ".weight_scale_inv"),
+            (),
+            ".weight",
+            _check_fp8,
+            _fp8,
+            lambda tensor, has: tensor.dtype == "float8_e4m3fn",
+        )
+    ],
+    "mxfp4": [Method(("_blocks", "_scales"), (), "", _check_mxfp4, _mxfp4)],
+}
