@@ -42,6 +42,7 @@ from .._core.rules import Table, check_table, look_up_primitive
 from .._core.settings import Settings, current_settings, use_settings
 from .._core.value import ArrayOrValue, Value, is_value
 from .._signatures import completed
+from .closed_over import note_closed_over
 from .stage import Arguments, FilterSpec, is_leafless, local_dense_rules, stage
 
 
@@ -415,10 +416,14 @@ class Transformed(Generic[_P, _R]):
 
     def _run_as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tree:
         """Call the function, whose transforms inside may meet values that it makes."""
-        if self._rules is None and self._policy == "warn":
-            return self._fn(*args, **kwargs)
-        with use_settings(current_settings().refined(self._rules, self._policy)):
-            return self._fn(*args, **kwargs)
+        try:
+            if self._rules is None and self._policy == "warn":
+                return self._fn(*args, **kwargs)
+            with use_settings(current_settings().refined(self._rules, self._policy)):
+                return self._fn(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            note_closed_over(error, self._fn)
+            raise
 
     @overload
     def __get__(self, instance: None, owner: object = None) -> Transformed[_P, _R]: ...
@@ -480,7 +485,11 @@ class Transformed(Generic[_P, _R]):
             ):
                 for leaf in filter(is_value, leaves):
                     raise no_pytree(leaf)
-                staged = stage(Arguments(self._fn, tree), self._filter_spec, settings)
+                try:
+                    staged = stage(Arguments(self._fn, tree), self._filter_spec, settings)
+                except (TypeError, ValueError) as error:
+                    note_closed_over(error, self._fn)
+                    raise
                 is_cacheable = staged.program.is_cacheable()
             else:
                 staged, is_cacheable = _NOTHING, True
