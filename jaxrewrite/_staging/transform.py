@@ -90,7 +90,8 @@ def transform(
         `jax.vmap` and the other transformations of JAX, on either side. To a type checker
         it has the parameters of ``fn``, and a call that fits their annotations has the
         result that ``fn`` declares. Any other call has values among its arguments, and its
-        result is ``Any``.
+        result is what ``fn`` declares, or a value: ``Array | Any``, for example. Where you use
+        what only the value has, narrow it: ``assert isinstance(result, Unitful)``.
 
     Raises
     ------
@@ -379,9 +380,10 @@ class Transformed(Generic[_P, _R]):
     @overload
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
 
-    # Annotations can't say that an argument for an array may be a value.
+    # Annotations can't say that an argument for an array may be a value, nor which results then
+    # are values: ``Any`` stands for these.
     @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> _R | Any: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._jitted is not None and _is_jittable(args, kwargs):

@@ -4,14 +4,12 @@ The signatures are those of JAX (Copyright 2018 The JAX Authors, Apache License 
 """
 
 import builtins
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeAlias, overload
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.typing
-import numpy as _np
-from jax.lax import PrecisionLike
-from jax.sharding import NamedSharding, PartitionSpec as P, Sharding as _Sharding
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from .._core.value import Value as _Value
 
@@ -20,159 +18,261 @@ ArrayLike: TypeAlias = jax.typing.ArrayLike | _Value
 DTypeLike: TypeAlias = jax.typing.DTypeLike
 _Axis: TypeAlias = int | str | Sequence[int | str] | None
 _Device: TypeAlias = Any  # JAX does not say which type it is.
-def cholesky(a: ArrayLike, *, upper: builtins.bool=..., symmetrize_input: builtins.bool=...) -> Any:
+
+def cholesky(
+    a: ArrayLike, *, upper: builtins.bool = ..., symmetrize_input: builtins.bool = ...
+) -> Any:
     """Compute the Cholesky decomposition of a matrix.
 
-`transform` of `jax.numpy.linalg.cholesky`.
-"""
-def cond(x: ArrayLike, p: Any=...) -> Any:
+    `transform` of `jax.numpy.linalg.cholesky`.
+    """
+
+def cond(x: ArrayLike, p: Any = ...) -> Any:
     """Compute the condition number of a matrix.
 
-`transform` of `jax.numpy.linalg.cond`.
-"""
-def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: Any=...) -> Any:
+    `transform` of `jax.numpy.linalg.cond`.
+    """
+
+def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: Any = ...) -> Any:
     """Compute the cross-product of two 3D vectors
 
-`transform` of `jax.numpy.linalg.cross`.
-"""
+    `transform` of `jax.numpy.linalg.cross`.
+    """
+
 def det(a: ArrayLike) -> Any:
     """Compute the determinant of an array.
 
-`transform` of `jax.numpy.linalg.det`.
-"""
-def diagonal(x: ArrayLike, /, *, offset: int=...) -> Any:
+    `transform` of `jax.numpy.linalg.det`.
+    """
+
+def diagonal(x: ArrayLike, /, *, offset: int = ...) -> Any:
     """Extract the diagonal of an matrix or stack of matrices.
 
-`transform` of `jax.numpy.linalg.diagonal`.
-"""
+    `transform` of `jax.numpy.linalg.diagonal`.
+    """
+
 def eig(a: ArrayLike) -> Any:
     """Compute the eigenvalues and eigenvectors of a square array.
 
-`transform` of `jax.numpy.linalg.eig`.
-"""
-def eigh(a: ArrayLike, UPLO: str | None=..., symmetrize_input: builtins.bool=...) -> Any:
+    `transform` of `jax.numpy.linalg.eig`.
+    """
+
+def eigh(
+    a: ArrayLike, UPLO: str | None = ..., symmetrize_input: builtins.bool = ...
+) -> Any:
     """Compute the eigenvalues and eigenvectors of a Hermitian matrix.
 
-`transform` of `jax.numpy.linalg.eigh`.
-"""
+    `transform` of `jax.numpy.linalg.eigh`.
+    """
+
 def eigvals(a: ArrayLike) -> Any:
     """Compute the eigenvalues of a general matrix.
 
-`transform` of `jax.numpy.linalg.eigvals`.
-"""
-def eigvalsh(a: ArrayLike, UPLO: str | None=..., *, symmetrize_input: builtins.bool=...) -> Any:
+    `transform` of `jax.numpy.linalg.eigvals`.
+    """
+
+def eigvalsh(
+    a: ArrayLike, UPLO: str | None = ..., *, symmetrize_input: builtins.bool = ...
+) -> Any:
     """Compute the eigenvalues of a Hermitian matrix.
 
-`transform` of `jax.numpy.linalg.eigvalsh`.
-"""
+    `transform` of `jax.numpy.linalg.eigvalsh`.
+    """
+
 def inv(a: ArrayLike) -> Any:
     """Return the inverse of a square matrix
 
-`transform` of `jax.numpy.linalg.inv`.
-"""
-def lstsq(a: ArrayLike, b: ArrayLike, rcond: float | None=..., *, numpy_resid: builtins.bool=...) -> tuple[Any, Any, Any, Any]:
+    `transform` of `jax.numpy.linalg.inv`.
+    """
+
+def lstsq(
+    a: ArrayLike,
+    b: ArrayLike,
+    rcond: float | None = ...,
+    *,
+    numpy_resid: builtins.bool = ...,
+) -> tuple[Any, Any, Any, Any]:
     """Return the least-squares solution to a linear equation.
 
-`transform` of `jax.numpy.linalg.lstsq`.
-"""
-def matmul(x1: ArrayLike, x2: ArrayLike, /, *, precision: Any=..., preferred_element_type: DTypeLike | None=...) -> Any:
+    `transform` of `jax.numpy.linalg.lstsq`.
+    """
+
+def matmul(
+    x1: ArrayLike,
+    x2: ArrayLike,
+    /,
+    *,
+    precision: Any = ...,
+    preferred_element_type: DTypeLike | None = ...,
+) -> Any:
     """Perform a matrix multiplication.
 
-`transform` of `jax.numpy.linalg.matmul`.
-"""
-def matrix_norm(x: ArrayLike, /, *, keepdims: builtins.bool=..., ord: str | int=...) -> Any:
+    `transform` of `jax.numpy.linalg.matmul`.
+    """
+
+def matrix_norm(
+    x: ArrayLike, /, *, keepdims: builtins.bool = ..., ord: str | int = ...
+) -> Any:
     """Compute the norm of a matrix or stack of matrices.
 
-`transform` of `jax.numpy.linalg.matrix_norm`.
-"""
+    `transform` of `jax.numpy.linalg.matrix_norm`.
+    """
+
 def matrix_power(a: ArrayLike, n: int) -> Any:
     """Raise a square matrix to an integer power.
 
-`transform` of `jax.numpy.linalg.matrix_power`.
-"""
-def matrix_rank(M: ArrayLike, rtol: ArrayLike | None=..., *, hermitian: builtins.bool=..., tol: ArrayLike | None=...) -> Any:
+    `transform` of `jax.numpy.linalg.matrix_power`.
+    """
+
+def matrix_rank(
+    M: ArrayLike,
+    rtol: ArrayLike | None = ...,
+    *,
+    hermitian: builtins.bool = ...,
+    tol: ArrayLike | None = ...,
+) -> Any:
     """Compute the rank of a matrix.
 
-`transform` of `jax.numpy.linalg.matrix_rank`.
-"""
+    `transform` of `jax.numpy.linalg.matrix_rank`.
+    """
+
 def matrix_transpose(x: ArrayLike, /) -> Any:
     """Transpose a matrix or stack of matrices.
 
-`transform` of `jax.numpy.linalg.matrix_transpose`.
-"""
-def multi_dot(arrays: Sequence[ArrayLike], *, precision: Any=...) -> Any:
+    `transform` of `jax.numpy.linalg.matrix_transpose`.
+    """
+
+def multi_dot(arrays: Sequence[ArrayLike], *, precision: Any = ...) -> Any:
     """Efficiently compute matrix products between a sequence of arrays.
 
-`transform` of `jax.numpy.linalg.multi_dot`.
-"""
-def norm(x: ArrayLike, ord: int | str | None=..., axis: None | tuple[int | str, ...] | int | str=..., keepdims: builtins.bool=...) -> Any:
+    `transform` of `jax.numpy.linalg.multi_dot`.
+    """
+
+def norm(
+    x: ArrayLike,
+    ord: int | str | None = ...,
+    axis: None | tuple[int | str, ...] | int | str = ...,
+    keepdims: builtins.bool = ...,
+) -> Any:
     """Compute the norm of a matrix or vector.
 
-`transform` of `jax.numpy.linalg.norm`.
-"""
+    `transform` of `jax.numpy.linalg.norm`.
+    """
+
 def outer(x1: ArrayLike, x2: ArrayLike, /) -> Any:
     """Compute the outer product of two 1-dimensional arrays.
 
-`transform` of `jax.numpy.linalg.outer`.
-"""
-def pinv(a: ArrayLike, rtol: ArrayLike | None=..., hermitian: builtins.bool=..., *, rcond: ArrayLike | None=...) -> Any:
+    `transform` of `jax.numpy.linalg.outer`.
+    """
+
+def pinv(
+    a: ArrayLike,
+    rtol: ArrayLike | None = ...,
+    hermitian: builtins.bool = ...,
+    *,
+    rcond: ArrayLike | None = ...,
+) -> Any:
     """Compute the (Moore-Penrose) pseudo-inverse of a matrix.
 
-`transform` of `jax.numpy.linalg.pinv`.
-"""
-def qr(a: ArrayLike, mode: str=...) -> Any:
+    `transform` of `jax.numpy.linalg.pinv`.
+    """
+
+def qr(a: ArrayLike, mode: str = ...) -> Any:
     """Compute the QR decomposition of an array
 
-`transform` of `jax.numpy.linalg.qr`.
-"""
-def slogdet(a: ArrayLike, *, method: str | None=...) -> Any:
+    `transform` of `jax.numpy.linalg.qr`.
+    """
+
+def slogdet(a: ArrayLike, *, method: str | None = ...) -> Any:
     """Compute the sign and (natural) logarithm of the determinant of an array.
 
-`transform` of `jax.numpy.linalg.slogdet`.
-"""
+    `transform` of `jax.numpy.linalg.slogdet`.
+    """
+
 def solve(a: ArrayLike, b: ArrayLike) -> Any:
     """Solve a linear system of equations.
 
-`transform` of `jax.numpy.linalg.solve`.
-"""
-def svd(a: ArrayLike, full_matrices: builtins.bool=..., compute_uv: builtins.bool=..., hermitian: builtins.bool=..., subset_by_index: tuple[int, int] | None=...) -> Any:
+    `transform` of `jax.numpy.linalg.solve`.
+    """
+
+def svd(
+    a: ArrayLike,
+    full_matrices: builtins.bool = ...,
+    compute_uv: builtins.bool = ...,
+    hermitian: builtins.bool = ...,
+    subset_by_index: tuple[int, int] | None = ...,
+) -> Any:
     """Compute the singular value decomposition.
 
-`transform` of `jax.numpy.linalg.svd`.
-"""
+    `transform` of `jax.numpy.linalg.svd`.
+    """
+
 def svdvals(x: ArrayLike, /) -> Any:
     """Compute the singular values of a matrix.
 
-`transform` of `jax.numpy.linalg.svdvals`.
-"""
-def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: int | tuple[Sequence[int], Sequence[int]]=..., precision: Any=..., preferred_element_type: DTypeLike | None=..., out_sharding: NamedSharding | P | None=...) -> Any:
+    `transform` of `jax.numpy.linalg.svdvals`.
+    """
+
+def tensordot(
+    x1: ArrayLike,
+    x2: ArrayLike,
+    /,
+    *,
+    axes: int | tuple[Sequence[int], Sequence[int]] = ...,
+    precision: Any = ...,
+    preferred_element_type: DTypeLike | None = ...,
+    out_sharding: NamedSharding | P | None = ...,
+) -> Any:
     """Compute the tensor dot product of two N-dimensional arrays.
 
-`transform` of `jax.numpy.linalg.tensordot`.
-"""
-def tensorinv(a: ArrayLike, ind: int=...) -> Any:
+    `transform` of `jax.numpy.linalg.tensordot`.
+    """
+
+def tensorinv(a: ArrayLike, ind: int = ...) -> Any:
     """Compute the tensor inverse of an array.
 
-`transform` of `jax.numpy.linalg.tensorinv`.
-"""
-def tensorsolve(a: ArrayLike, b: ArrayLike, axes: tuple[int | str, ...] | None=...) -> Any:
+    `transform` of `jax.numpy.linalg.tensorinv`.
+    """
+
+def tensorsolve(
+    a: ArrayLike, b: ArrayLike, axes: tuple[int | str, ...] | None = ...
+) -> Any:
     """Solve the tensor equation a x = b for x.
 
-`transform` of `jax.numpy.linalg.tensorsolve`.
-"""
-def trace(x: ArrayLike, /, *, offset: int=..., dtype: DTypeLike | None=...) -> Any:
+    `transform` of `jax.numpy.linalg.tensorsolve`.
+    """
+
+def trace(x: ArrayLike, /, *, offset: int = ..., dtype: DTypeLike | None = ...) -> Any:
     """Compute the trace of a matrix.
 
-`transform` of `jax.numpy.linalg.trace`.
-"""
-def vecdot(x1: ArrayLike, x2: ArrayLike, /, *, axis: int | str=..., precision: Any=..., preferred_element_type: DTypeLike | None=...) -> Any:
+    `transform` of `jax.numpy.linalg.trace`.
+    """
+
+def vecdot(
+    x1: ArrayLike,
+    x2: ArrayLike,
+    /,
+    *,
+    axis: int | str = ...,
+    precision: Any = ...,
+    preferred_element_type: DTypeLike | None = ...,
+) -> Any:
     """Compute the (batched) vector conjugate dot product of two arrays.
 
-`transform` of `jax.numpy.linalg.vecdot`.
-"""
-def vector_norm(x: ArrayLike, /, *, axis: int | str | tuple[int | str, ...] | None=..., keepdims: builtins.bool=..., ord: int | str=...) -> Any:
+    `transform` of `jax.numpy.linalg.vecdot`.
+    """
+
+def vector_norm(
+    x: ArrayLike,
+    /,
+    *,
+    axis: int | str | tuple[int | str, ...] | None = ...,
+    keepdims: builtins.bool = ...,
+    ord: int | str = ...,
+) -> Any:
     """Compute the vector norm of a vector or batch of vectors.
 
-`transform` of `jax.numpy.linalg.vector_norm`.
-"""
+    `transform` of `jax.numpy.linalg.vector_norm`.
+    """
+
 def __getattr__(name: str) -> Any: ...
