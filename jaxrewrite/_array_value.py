@@ -436,8 +436,9 @@ class ArrayValue(Value):
 
 
 _CALL_TRANSFORMED = (
-    "A model, or another function of JAX, takes it only in a transformed function: call "
-    "jaxrewrite.transform(fn)(value), or jax.jit(jaxrewrite.transform(fn))(value)"
+    "A model, or another function of JAX, takes it only as an argument of a transformed function: "
+    "call jaxrewrite.transform(fn)(value), or jax.jit(jaxrewrite.transform(fn))(value), and pass "
+    "as an argument what fn closes over"
 )
 
 

@@ -294,7 +294,9 @@ def as_html(value: Any, summary: Callable[[], str]) -> str:
     arrays = [part for part in parts if isinstance(part, Numbers)]
     figure = _within(lambda: _figure(value, arrays[0] if arrays else None), "")
     text = html.escape(as_repr(value, summary))
-    return f'<div class="jaxrewrite-value">{figure}<pre>{text}</pre></div>'
+    # Rows of numbers stay rows; a summary is one long line.
+    style = "" if parts else ' style="white-space: pre-wrap"'
+    return f'<div class="jaxrewrite-value">{figure}<pre{style}>{text}</pre></div>'
 
 
 def _figure(value: Any, numbers: Numbers | None) -> str:
@@ -314,7 +316,7 @@ def _figure(value: Any, numbers: Numbers | None) -> str:
     return (
         f"<div><b>{html.escape(_name(value))}</b> {html.escape(_compat.short(aval))}, "
         f"{bytes_text(stored)} stored, {bytes_text(nbytes_of(aval))} dense</div>"
-        f'<div style="display: flex; gap: 1em; align-items: flex-start">'
+        f'<div style="display: flex; flex-wrap: wrap; gap: 1em; align-items: flex-start">'
         f"{''.join(pictures)}</div>"
     )
 

@@ -161,7 +161,7 @@ def main(plot: str | None = None) -> None:
     still = Unitful(0.0, "1/s")
     swing = jaxrewrite.transform(pendulum, materialise="forbid")
     angles, velocities = swing(jnp.array(1.0), still, *quantities, times)
-    assert velocities.units == Units("1/s")
+    assert isinstance(velocities, Unitful) and velocities.units == Units("1/s")
     one, zero = jnp.array(1.0), jnp.array(0.0)
     want = pendulum(one, zero, 2 * one, 9.81 * one, one, times)
     np.testing.assert_allclose(velocities.array, want[1], rtol=1e-12)
@@ -174,6 +174,7 @@ def main(plot: str | None = None) -> None:
     stone = Unitful(2.0, "s"), Unitful(15.0, "m/s"), Unitful(10.0, "m/s^2")
     height = jaxrewrite.transform(fall)(*stone)
     speed = jaxrewrite.transform(jax.grad(fall))(*stone)
+    assert isinstance(height, Unitful) and isinstance(speed, Unitful)
     np.testing.assert_allclose((height.array, speed.array), (10.0, -5.0), rtol=1e-9)
     assert (height.units, speed.units) == (Units("m"), Units("m/s"))
     print(

@@ -99,6 +99,7 @@ from .source import (
     source_location as source_location,
     source_within as source_within,
     unfiltered_errors as unfiltered_errors,
+    user_frames as user_frames,
 )
 from .types import (
     JAX_GE_0_11_0 as JAX_GE_0_11_0,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import jax.extend.source_info_util as source_info_util
@@ -52,6 +54,13 @@ def raised_at(error: BaseException) -> tuple[str, int, str] | None:
         if is_user_filename(code.co_filename):
             location = code.co_filename, line, code.co_name
     return location
+
+
+def user_frames(error: BaseException) -> Iterator[FrameType]:
+    """The frames of the user's code through which an error has come, the outermost first."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if is_user_filename(frame.f_code.co_filename):
+            yield frame
 
 
 def unfiltered_errors() -> Any:

@@ -118,6 +118,9 @@ class Value(PyTree):
     # nothing about what this stands for.
     _ignores_custom_rules: ClassVar[bool] = False
 
+    # Whether a value may hold one of its own type. What carries units, say, carries them once.
+    _holds_its_own: ClassVar[bool] = True
+
     # Whether an annotation with this class itself, not a subclass, means any value.
     _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True
@@ -134,10 +137,10 @@ class Value(PyTree):
         if _compat.is_refused(sys._getframe(1)):
             raise TypeError(
                 f"Functions of JAX take a {type(self).__name__} only as an argument of a "
-                "transformed function, not one that is closed over. Call "
-                "jaxrewrite.transform(fn)(value), or the function of the same name in "
-                "jaxrewrite.numpy, or use an operator such as x @ value, or make the value dense "
-                "by jaxrewrite.materialise(value)."
+                "transformed function. Call jaxrewrite.transform(fn)(value). If a transformed "
+                "function closes over the value, pass it as an argument. Or call the function "
+                "of the same name in jaxrewrite.numpy, or use an operator such as x @ value, or "
+                "make the value dense by jaxrewrite.materialise(value)."
             )
         raise AttributeError("__jax_array__")
 

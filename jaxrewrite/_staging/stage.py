@@ -27,7 +27,7 @@ from jax.tree_util import (
 from .. import _compat
 from .._compat import Jaxpr, ShapedArray, Tree
 from .._core import hooks
-from .._core.avals import aval_of, avals_of, is_adopted
+from .._core.avals import aval_of, avals_of, children, is_adopted
 from .._core.dead_code import drop_dead_code
 from .._core.errors import add_note, at_line
 from .._core.notices import warn
@@ -123,7 +123,9 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
             [x.materialise() if is_value(x) and is_adopted(x) else x for x in results]
         )
         results = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
-        leaves, whole_tree = tree_flatten(tree_unflatten(out_tree, results))
+        returned = tree_unflatten(out_tree, results)
+        _check_nesting(returned, arguments.fn)
+        leaves, whole_tree = tree_flatten(returned)
         is_static = [isinstance(leaf, _Static) for leaf in leaves]
         outvars = [leaf for leaf, s in zip(leaves, is_static, strict=True) if not s]
         rewritten = builder.finish(
@@ -143,6 +145,21 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         any(map(is_leafless, tree_leaves(tree_unflatten(out_tree, results), is_leafless))),
         changing,
     )
+
+
+def _check_nesting(returned: Tree, fn: Callable[..., Any]) -> None:
+    """Raise `TypeError` if a value that the function made holds one of its own type, but must not.
+
+    It was made of an array that stands for an argument, which turned out to be that type.
+    """
+    for value in filter(is_value, tree_leaves(returned, is_leaf=is_value)):
+        if not value._holds_its_own and type(value) in map(type, children(value)[0]):
+            name = type(value).__name__
+            raise TypeError(
+                f"{getattr(fn, '__qualname__', fn)} returns a {name} of a {name}. A value that it "
+                "closes over, or makes, has met an argument, which it saw as an array. Pass the "
+                "value as an argument."
+            )
 
 
 def _as_weak_as(builder: Rewriter, result: Operand, aval: ShapedArray) -> Operand:

@@ -42,6 +42,7 @@ from .._core.rules import Table, check_table, look_up_primitive
 from .._core.settings import Settings, current_settings, use_settings
 from .._core.value import ArrayOrValue, Value, is_value
 from .._signatures import completed
+from .closed_over import note_closed_over
 from .stage import Arguments, FilterSpec, is_leafless, local_dense_rules, stage
 
 
@@ -89,7 +90,8 @@ def transform(
         `jax.vmap` and the other transformations of JAX, on either side. To a type checker
         it has the parameters of ``fn``, and a call that fits their annotations has the
         result that ``fn`` declares. Any other call has values among its arguments, and its
-        result is ``Any``.
+        result is what ``fn`` declares, or a value: ``Array | Any``, for example. Where you use
+        what only the value has, narrow it: ``assert isinstance(result, Unitful)``.
 
     Raises
     ------
@@ -378,9 +380,10 @@ class Transformed(Generic[_P, _R]):
     @overload
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
 
-    # Annotations can't say that an argument for an array may be a value.
+    # Annotations can't say that an argument for an array may be a value, nor which results then
+    # are values: ``Any`` stands for these.
     @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> _R | Any: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._jitted is not None and _is_jittable(args, kwargs):
@@ -415,10 +418,14 @@ class Transformed(Generic[_P, _R]):
 
     def _run_as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tree:
         """Call the function, whose transforms inside may meet values that it makes."""
-        if self._rules is None and self._policy == "warn":
-            return self._fn(*args, **kwargs)
-        with use_settings(current_settings().refined(self._rules, self._policy)):
-            return self._fn(*args, **kwargs)
+        try:
+            if self._rules is None and self._policy == "warn":
+                return self._fn(*args, **kwargs)
+            with use_settings(current_settings().refined(self._rules, self._policy)):
+                return self._fn(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            note_closed_over(error, self._fn)
+            raise
 
     @overload
     def __get__(self, instance: None, owner: object = None) -> Transformed[_P, _R]: ...
@@ -480,7 +487,11 @@ class Transformed(Generic[_P, _R]):
             ):
                 for leaf in filter(is_value, leaves):
                     raise no_pytree(leaf)
-                staged = stage(Arguments(self._fn, tree), self._filter_spec, settings)
+                try:
+                    staged = stage(Arguments(self._fn, tree), self._filter_spec, settings)
+                except (TypeError, ValueError) as error:
+                    note_closed_over(error, self._fn)
+                    raise
                 is_cacheable = staged.program.is_cacheable()
             else:
                 staged, is_cacheable = _NOTHING, True

@@ -180,12 +180,35 @@ class BinaryUfunc(Protocol):
     ) -> Any: ...
     def outer(self, a: ArrayLike, b: ArrayLike, /) -> Any: ...
 
-def abs(x: ArrayLike, /) -> Any: ...
-def absolute(x: ArrayLike, /) -> Any: ...
-def acos(x: ArrayLike, /) -> Any: ...
-def acosh(x: ArrayLike, /) -> Any: ...
+def abs(x: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.absolute`.
+
+    `transform` of `jax.numpy.abs`.
+    """
+
+def absolute(x: ArrayLike, /) -> Any:
+    """Calculate the absolute value element-wise.
+
+    `transform` of `jax.numpy.absolute`.
+    """
+
+def acos(x: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.arccos`
+
+    `transform` of `jax.numpy.acos`.
+    """
+
+def acosh(x: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.arccosh`
+
+    `transform` of `jax.numpy.acosh`.
+    """
 
 add: BinaryUfunc
+"""Add two arrays element-wise.
+
+`transform` of `jax.numpy.add`.
+"""
 
 def amax(
     a: ArrayLike,
@@ -194,7 +217,12 @@ def amax(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Alias of :func:`jax.numpy.max`.
+
+    `transform` of `jax.numpy.amax`.
+    """
+
 def amin(
     a: ArrayLike,
     axis: _Axis = ...,
@@ -202,7 +230,12 @@ def amin(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Alias of :func:`jax.numpy.min`.
+
+    `transform` of `jax.numpy.amin`.
+    """
+
 def all(
     a: ArrayLike,
     axis: _Axis = ...,
@@ -210,15 +243,30 @@ def all(
     keepdims: builtins.bool = ...,
     *,
     where: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Test whether all array elements along a given axis evaluate to True.
+
+    `transform` of `jax.numpy.all`.
+    """
+
 def allclose(
     a: ArrayLike,
     b: ArrayLike,
     rtol: ArrayLike = ...,
     atol: ArrayLike = ...,
     equal_nan: builtins.bool = ...,
-) -> Any: ...
-def angle(z: ArrayLike, deg: builtins.bool = ...) -> Any: ...
+) -> Any:
+    """Check if two arrays are element-wise approximately equal within a tolerance.
+
+    `transform` of `jax.numpy.allclose`.
+    """
+
+def angle(z: ArrayLike, deg: builtins.bool = ...) -> Any:
+    """Return the angle of a complex valued number or array.
+
+    `transform` of `jax.numpy.angle`.
+    """
+
 def any(
     a: ArrayLike,
     axis: _Axis = ...,
@@ -226,14 +274,34 @@ def any(
     keepdims: builtins.bool = ...,
     *,
     where: ArrayLike | None = ...,
-) -> Any: ...
-def append(arr: ArrayLike, values: ArrayLike, axis: int | str | None = ...) -> Any: ...
+) -> Any:
+    """Test whether any of the array elements along a given axis evaluate to True.
+
+    `transform` of `jax.numpy.any`.
+    """
+
+def append(arr: ArrayLike, values: ArrayLike, axis: int | str | None = ...) -> Any:
+    """Return a new array with values appended to the end of the original array.
+
+    `transform` of `jax.numpy.append`.
+    """
+
 def apply_along_axis(
     func1d: Callable[..., Any], axis: int | str, arr: ArrayLike, *args: Any, **kwargs: Any
-) -> Any: ...
+) -> Any:
+    """Apply a function to 1D array slices along an axis.
+
+    `transform` of `jax.numpy.apply_along_axis`.
+    """
+
 def apply_over_axes(
     func: Callable[..., Any], a: ArrayLike, axes: Sequence[int | str]
-) -> Any: ...
+) -> Any:
+    """Apply a function repeatedly over specified axes.
+
+    `transform` of `jax.numpy.apply_over_axes`.
+    """
+
 def arange(
     start: ArrayLike | Any,
     stop: ArrayLike | Any | None = ...,
@@ -242,27 +310,82 @@ def arange(
     *,
     device: _Device | _Sharding | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
-def arccos(x: ArrayLike, /) -> Any: ...
-def arccosh(x: ArrayLike, /) -> Any: ...
-def arcsin(x: ArrayLike, /) -> Any: ...
-def arcsinh(x: ArrayLike, /) -> Any: ...
-def arctan(x: ArrayLike, /) -> Any: ...
-def arctan2(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def arctanh(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Create an array of evenly-spaced values.
+
+    `transform` of `jax.numpy.arange`.
+    """
+
+def arccos(x: ArrayLike, /) -> Any:
+    """Compute element-wise inverse of trigonometric cosine of input.
+
+    `transform` of `jax.numpy.arccos`.
+    """
+
+def arccosh(x: ArrayLike, /) -> Any:
+    """Calculate element-wise inverse of hyperbolic cosine of input.
+
+    `transform` of `jax.numpy.arccosh`.
+    """
+
+def arcsin(x: ArrayLike, /) -> Any:
+    """Compute element-wise inverse of trigonometric sine of input.
+
+    `transform` of `jax.numpy.arcsin`.
+    """
+
+def arcsinh(x: ArrayLike, /) -> Any:
+    """Calculate element-wise inverse of hyperbolic sine of input.
+
+    `transform` of `jax.numpy.arcsinh`.
+    """
+
+def arctan(x: ArrayLike, /) -> Any:
+    """Compute element-wise inverse of trigonometric tangent of input.
+
+    `transform` of `jax.numpy.arctan`.
+    """
+
+def arctan2(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Compute the arctangent of x1/x2, choosing the correct quadrant.
+
+    `transform` of `jax.numpy.arctan2`.
+    """
+
+def arctanh(x: ArrayLike, /) -> Any:
+    """Calculate element-wise inverse of hyperbolic tangent of input.
+
+    `transform` of `jax.numpy.arctanh`.
+    """
+
 def argmax(
     a: ArrayLike,
     axis: int | str | None = ...,
     out: None = ...,
     keepdims: builtins.bool | None = ...,
-) -> Any: ...
+) -> Any:
+    """Return the index of the maximum value of an array.
+
+    `transform` of `jax.numpy.argmax`.
+    """
+
 def argmin(
     a: ArrayLike,
     axis: int | str | None = ...,
     out: None = ...,
     keepdims: builtins.bool | None = ...,
-) -> Any: ...
-def argpartition(a: ArrayLike, kth: int, axis: int | str = ...) -> Any: ...
+) -> Any:
+    """Return the index of the minimum value of an array.
+
+    `transform` of `jax.numpy.argmin`.
+    """
+
+def argpartition(a: ArrayLike, kth: int, axis: int | str = ...) -> Any:
+    """Returns indices that partially sort an array.
+
+    `transform` of `jax.numpy.argpartition`.
+    """
+
 def argsort(
     a: ArrayLike,
     axis: int | str | None = ...,
@@ -272,11 +395,26 @@ def argsort(
     kind: str | None = ...,
     order: None = ...,
     dtype: DTypeLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Return indices that sort an array.
+
+    `transform` of `jax.numpy.argsort`.
+    """
+
 def argwhere(
     a: ArrayLike, *, size: int | None = ..., fill_value: ArrayLike | None = ...
-) -> Any: ...
-def around(a: ArrayLike, decimals: int = ..., out: None = ...) -> Any: ...
+) -> Any:
+    """Find the indices of nonzero array elements
+
+    `transform` of `jax.numpy.argwhere`.
+    """
+
+def around(a: ArrayLike, decimals: int = ..., out: None = ...) -> Any:
+    """Alias of :func:`jax.numpy.round`
+
+    `transform` of `jax.numpy.around`.
+    """
+
 def array(
     object: Any,
     dtype: DTypeLike | None = ...,
@@ -286,14 +424,34 @@ def array(
     *,
     device: _Device | _Sharding | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
-def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: builtins.bool = ...) -> Any: ...
-def array_equiv(a1: ArrayLike, a2: ArrayLike) -> Any: ...
+) -> Any:
+    """Convert an object to a JAX array.
+
+    `transform` of `jax.numpy.array`.
+    """
+
+def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: builtins.bool = ...) -> Any:
+    """Check if two arrays are element-wise equal.
+
+    `transform` of `jax.numpy.array_equal`.
+    """
+
+def array_equiv(a1: ArrayLike, a2: ArrayLike) -> Any:
+    """Check if two arrays are element-wise equal.
+
+    `transform` of `jax.numpy.array_equiv`.
+    """
+
 def array_split(
     ary: ArrayLike,
     indices_or_sections: int | Sequence[int] | ArrayLike,
     axis: int | str = ...,
-) -> list[Any]: ...
+) -> list[Any]:
+    """Split an array into sub-arrays.
+
+    `transform` of `jax.numpy.array_split`.
+    """
+
 def asarray(
     a: Any,
     dtype: DTypeLike | None = ...,
@@ -302,9 +460,24 @@ def asarray(
     copy: builtins.bool | None = ...,
     device: _Device | _Sharding | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
-def asin(x: ArrayLike, /) -> Any: ...
-def asinh(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Convert an object to a JAX array.
+
+    `transform` of `jax.numpy.asarray`.
+    """
+
+def asin(x: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.arcsin`
+
+    `transform` of `jax.numpy.asin`.
+    """
+
+def asinh(x: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.arcsinh`
+
+    `transform` of `jax.numpy.asinh`.
+    """
+
 def astype(
     a: ArrayLike,
     dtype: DTypeLike | None,
@@ -312,24 +485,59 @@ def astype(
     *,
     copy: builtins.bool = ...,
     device: _Device | _Sharding | None = ...,
-) -> Any: ...
-def atan(x: ArrayLike, /) -> Any: ...
-def atan2(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def atanh(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Convert an array to a specified dtype.
+
+    `transform` of `jax.numpy.astype`.
+    """
+
+def atan(x: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.arctan`
+
+    `transform` of `jax.numpy.atan`.
+    """
+
+def atan2(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.arctan2`
+
+    `transform` of `jax.numpy.atan2`.
+    """
+
+def atanh(x: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.arctanh`
+
+    `transform` of `jax.numpy.atanh`.
+    """
+
 @overload
-def atleast_1d() -> list[Any]: ...
+def atleast_1d() -> list[Any]:
+    """Convert inputs to arrays with at least 1 dimension.
+
+    `transform` of `jax.numpy.atleast_1d`.
+    """
+
 @overload
 def atleast_1d(x: ArrayLike, /) -> Any: ...
 @overload
 def atleast_1d(x: ArrayLike, y: ArrayLike, /, *arys: ArrayLike) -> list[Any]: ...
 @overload
-def atleast_2d() -> list[Any]: ...
+def atleast_2d() -> list[Any]:
+    """Convert inputs to arrays with at least 2 dimensions.
+
+    `transform` of `jax.numpy.atleast_2d`.
+    """
+
 @overload
 def atleast_2d(x: ArrayLike, /) -> Any: ...
 @overload
 def atleast_2d(x: ArrayLike, y: ArrayLike, /, *arys: ArrayLike) -> list[Any]: ...
 @overload
-def atleast_3d() -> list[Any]: ...
+def atleast_3d() -> list[Any]:
+    """Convert inputs to arrays with at least 3 dimensions.
+
+    `transform` of `jax.numpy.atleast_3d`.
+    """
+
 @overload
 def atleast_3d(x: ArrayLike, /) -> Any: ...
 @overload
@@ -341,7 +549,12 @@ def average(
     weights: ArrayLike | None = ...,
     returned: Literal[False] = ...,
     keepdims: builtins.bool = ...,
-) -> Any: ...
+) -> Any:
+    """Compute the weighed average.
+
+    `transform` of `jax.numpy.average`.
+    """
+
 @overload
 def average(
     a: ArrayLike,
@@ -366,36 +579,104 @@ def bincount(
     *,
     length: int | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
+) -> Any:
+    """Count the number of occurrences of each value in an integer array.
+
+    `transform` of `jax.numpy.bincount`.
+    """
 
 bitwise_and: BinaryUfunc
+"""Compute the bitwise AND operation elementwise.
 
-def bitwise_count(x: ArrayLike, /) -> Any: ...
-def bitwise_invert(x: ArrayLike, /) -> Any: ...
-def bitwise_left_shift(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def bitwise_not(x: ArrayLike, /) -> Any: ...
+`transform` of `jax.numpy.bitwise_and`.
+"""
+
+def bitwise_count(x: ArrayLike, /) -> Any:
+    """Counts the number of 1 bits in the binary representation of the absolute value of
+    each element of ``x``.
+
+    `transform` of `jax.numpy.bitwise_count`.
+    """
+
+def bitwise_invert(x: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.invert`.
+
+    `transform` of `jax.numpy.bitwise_invert`.
+    """
+
+def bitwise_left_shift(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.left_shift`.
+
+    `transform` of `jax.numpy.bitwise_left_shift`.
+    """
+
+def bitwise_not(x: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.invert`.
+
+    `transform` of `jax.numpy.bitwise_not`.
+    """
 
 bitwise_or: BinaryUfunc
+"""Compute the bitwise OR operation elementwise.
 
-def bitwise_right_shift(x: ArrayLike, y: ArrayLike, /) -> Any: ...
+`transform` of `jax.numpy.bitwise_or`.
+"""
+
+def bitwise_right_shift(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.right_shift`.
+
+    `transform` of `jax.numpy.bitwise_right_shift`.
+    """
 
 bitwise_xor: BinaryUfunc
+"""Compute the bitwise XOR operation elementwise.
 
-def block(
-    arrays: ArrayLike | Sequence[ArrayLike] | Sequence[Sequence[ArrayLike]],
-) -> Any: ...
-def broadcast_arrays(*args: ArrayLike) -> list[Any]: ...
+`transform` of `jax.numpy.bitwise_xor`.
+"""
+
+def block(arrays: ArrayLike | Sequence[ArrayLike] | Sequence[Sequence[ArrayLike]]) -> Any:
+    """Create an array from a list of blocks.
+
+    `transform` of `jax.numpy.block`.
+    """
+
+def broadcast_arrays(*args: ArrayLike) -> list[Any]:
+    """Broadcast arrays to a common shape.
+
+    `transform` of `jax.numpy.broadcast_arrays`.
+    """
+
 def broadcast_to(
     array: ArrayLike, shape: Any, *, out_sharding: NamedSharding | P | None = ...
-) -> Any: ...
-def cbrt(x: ArrayLike, /) -> Any: ...
-def ceil(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Broadcast an array to a specified shape.
+
+    `transform` of `jax.numpy.broadcast_to`.
+    """
+
+def cbrt(x: ArrayLike, /) -> Any:
+    """Calculates element-wise cube root of the input array.
+
+    `transform` of `jax.numpy.cbrt`.
+    """
+
+def ceil(x: ArrayLike, /) -> Any:
+    """Round input to the nearest integer upwards.
+
+    `transform` of `jax.numpy.ceil`.
+    """
+
 def choose(
     a: ArrayLike,
     choices: _Array | _np.ndarray[Any, Any] | Sequence[ArrayLike],
     out: None = ...,
     mode: str = ...,
-) -> Any: ...
+) -> Any:
+    """Construct an array by stacking slices of choice arrays.
+
+    `transform` of `jax.numpy.choose`.
+    """
+
 def clip(
     x: ArrayLike | None = ...,
     /,
@@ -405,8 +686,18 @@ def clip(
     a: ArrayLike | Any | None = ...,
     a_min: ArrayLike | Any | None = ...,
     a_max: ArrayLike | Any | None = ...,
-) -> Any: ...
-def column_stack(tup: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike]) -> Any: ...
+) -> Any:
+    """Clip array values to a specified range.
+
+    `transform` of `jax.numpy.clip`.
+    """
+
+def column_stack(tup: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike]) -> Any:
+    """Stack arrays column-wise.
+
+    `transform` of `jax.numpy.column_stack`.
+    """
+
 def compress(
     condition: ArrayLike,
     a: ArrayLike,
@@ -415,15 +706,40 @@ def compress(
     size: int | None = ...,
     fill_value: ArrayLike = ...,
     out: None = ...,
-) -> Any: ...
-def concat(arrays: Sequence[ArrayLike], /, *, axis: int | str | None = ...) -> Any: ...
+) -> Any:
+    """Compress an array along a given axis using a boolean condition.
+
+    `transform` of `jax.numpy.compress`.
+    """
+
+def concat(arrays: Sequence[ArrayLike], /, *, axis: int | str | None = ...) -> Any:
+    """Join arrays along an existing axis.
+
+    `transform` of `jax.numpy.concat`.
+    """
+
 def concatenate(
     arrays: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike],
     axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
-) -> Any: ...
-def conjugate(x: ArrayLike, /) -> Any: ...
-def conj(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Join arrays along an existing axis.
+
+    `transform` of `jax.numpy.concatenate`.
+    """
+
+def conjugate(x: ArrayLike, /) -> Any:
+    """Return element-wise complex-conjugate of the input.
+
+    `transform` of `jax.numpy.conjugate`.
+    """
+
+def conj(x: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.conjugate`
+
+    `transform` of `jax.numpy.conj`.
+    """
+
 def convolve(
     a: ArrayLike,
     v: ArrayLike,
@@ -431,15 +747,35 @@ def convolve(
     *,
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
-) -> Any: ...
-def copy(a: ArrayLike, order: str | None = ...) -> Any: ...
-def copysign(x: ArrayLike, y: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Convolution of two one dimensional arrays.
+
+    `transform` of `jax.numpy.convolve`.
+    """
+
+def copy(a: ArrayLike, order: str | None = ...) -> Any:
+    """Return a copy of the array.
+
+    `transform` of `jax.numpy.copy`.
+    """
+
+def copysign(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Copies the sign of each element in ``x2`` to the corresponding element in ``x1``.
+
+    `transform` of `jax.numpy.copysign`.
+    """
+
 def corrcoef(
     x: ArrayLike,
     y: ArrayLike | None = ...,
     rowvar: builtins.bool = ...,
     dtype: DTypeLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Compute the Pearson correlation coefficients.
+
+    `transform` of `jax.numpy.corrcoef`.
+    """
+
 def correlate(
     a: ArrayLike,
     v: ArrayLike,
@@ -447,12 +783,30 @@ def correlate(
     *,
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
-) -> Any: ...
-def cos(x: ArrayLike, /) -> Any: ...
-def cosh(x: ArrayLike, /) -> Any: ...
-def count_nonzero(
-    a: ArrayLike, axis: _Axis = ..., keepdims: builtins.bool = ...
-) -> Any: ...
+) -> Any:
+    """Correlation of two one dimensional arrays.
+
+    `transform` of `jax.numpy.correlate`.
+    """
+
+def cos(x: ArrayLike, /) -> Any:
+    """Compute a trigonometric cosine of each element of input.
+
+    `transform` of `jax.numpy.cos`.
+    """
+
+def cosh(x: ArrayLike, /) -> Any:
+    """Calculate element-wise hyperbolic cosine of input.
+
+    `transform` of `jax.numpy.cosh`.
+    """
+
+def count_nonzero(a: ArrayLike, axis: _Axis = ..., keepdims: builtins.bool = ...) -> Any:
+    """Return the number of nonzero elements along a given axis.
+
+    `transform` of `jax.numpy.count_nonzero`.
+    """
+
 def cov(
     m: ArrayLike,
     y: ArrayLike | None = ...,
@@ -462,7 +816,12 @@ def cov(
     fweights: ArrayLike | None = ...,
     aweights: ArrayLike | None = ...,
     dtype: DTypeLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Estimate the weighted sample covariance.
+
+    `transform` of `jax.numpy.cov`.
+    """
+
 def cross(
     a: ArrayLike,
     b: ArrayLike,
@@ -470,19 +829,34 @@ def cross(
     axisb: int = ...,
     axisc: int = ...,
     axis: int | str | None = ...,
-) -> Any: ...
+) -> Any:
+    """Compute the (batched) cross product of two arrays.
+
+    `transform` of `jax.numpy.cross`.
+    """
+
 def cumprod(
     a: ArrayLike,
     axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
     out: None = ...,
-) -> Any: ...
+) -> Any:
+    """Cumulative product of elements along an axis.
+
+    `transform` of `jax.numpy.cumprod`.
+    """
+
 def cumsum(
     a: ArrayLike,
     axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
     out: None = ...,
-) -> Any: ...
+) -> Any:
+    """Cumulative sum of elements along an axis.
+
+    `transform` of `jax.numpy.cumsum`.
+    """
+
 def cumulative_prod(
     x: ArrayLike,
     /,
@@ -490,7 +864,12 @@ def cumulative_prod(
     axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
     include_initial: builtins.bool = ...,
-) -> Any: ...
+) -> Any:
+    """Cumulative product along the axis of an array.
+
+    `transform` of `jax.numpy.cumulative_prod`.
+    """
+
 def cumulative_sum(
     x: ArrayLike,
     /,
@@ -498,34 +877,94 @@ def cumulative_sum(
     axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
     include_initial: builtins.bool = ...,
-) -> Any: ...
-def deg2rad(x: ArrayLike, /) -> Any: ...
-def degrees(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Cumulative sum along the axis of an array.
+
+    `transform` of `jax.numpy.cumulative_sum`.
+    """
+
+def deg2rad(x: ArrayLike, /) -> Any:
+    """Convert angles from degrees to radians.
+
+    `transform` of `jax.numpy.deg2rad`.
+    """
+
+def degrees(x: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.rad2deg`
+
+    `transform` of `jax.numpy.degrees`.
+    """
+
 def delete(
     arr: ArrayLike,
     obj: ArrayLike | slice,
     axis: int | str | None = ...,
     *,
     assume_unique_indices: builtins.bool = ...,
-) -> Any: ...
-def diag(v: ArrayLike, k: int = ...) -> Any: ...
-def diag_indices_from(arr: ArrayLike) -> tuple[Any, ...]: ...
-def diagflat(v: ArrayLike, k: int = ...) -> Any: ...
+) -> Any:
+    """Delete entry or entries from an array.
+
+    `transform` of `jax.numpy.delete`.
+    """
+
+def diag(v: ArrayLike, k: int = ...) -> Any:
+    """Returns the specified diagonal or constructs a diagonal array.
+
+    `transform` of `jax.numpy.diag`.
+    """
+
+def diag_indices_from(arr: ArrayLike) -> tuple[Any, ...]:
+    """Return indices for accessing the main diagonal of a given array.
+
+    `transform` of `jax.numpy.diag_indices_from`.
+    """
+
+def diagflat(v: ArrayLike, k: int = ...) -> Any:
+    """Return a 2-D array with the flattened input array laid out on the diagonal.
+
+    `transform` of `jax.numpy.diagflat`.
+    """
+
 def diagonal(
     a: ArrayLike, offset: ArrayLike = ..., axis1: int | str = ..., axis2: int | str = ...
-) -> Any: ...
+) -> Any:
+    """Returns the specified diagonal of an array.
+
+    `transform` of `jax.numpy.diagonal`.
+    """
+
 def diff(
     a: ArrayLike,
     n: int = ...,
     axis: int | str = ...,
     prepend: ArrayLike | None = ...,
     append: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Calculate n-th order difference between array elements along a given axis.
+
+    `transform` of `jax.numpy.diff`.
+    """
+
 def digitize(
     x: ArrayLike, bins: ArrayLike, right: builtins.bool = ..., *, method: str | None = ...
-) -> Any: ...
-def divide(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def divmod(x: ArrayLike, y: ArrayLike, /) -> tuple[Any, Any]: ...
+) -> Any:
+    """Convert an array to bin indices.
+
+    `transform` of `jax.numpy.digitize`.
+    """
+
+def divide(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.true_divide`.
+
+    `transform` of `jax.numpy.divide`.
+    """
+
+def divmod(x: ArrayLike, y: ArrayLike, /) -> tuple[Any, Any]:
+    """Calculates the integer quotient and remainder of x1 by x2 element-wise
+
+    `transform` of `jax.numpy.divmod`.
+    """
+
 def dot(
     a: ArrayLike,
     b: ArrayLike,
@@ -533,14 +972,34 @@ def dot(
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
-def dsplit(ary: ArrayLike, indices_or_sections: int | ArrayLike) -> list[Any]: ...
+) -> Any:
+    """Compute the dot product of two arrays.
+
+    `transform` of `jax.numpy.dot`.
+    """
+
+def dsplit(ary: ArrayLike, indices_or_sections: int | ArrayLike) -> list[Any]:
+    """Split an array into sub-arrays depth-wise.
+
+    `transform` of `jax.numpy.dsplit`.
+    """
+
 def dstack(
     tup: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike], dtype: DTypeLike | None = ...
-) -> Any: ...
+) -> Any:
+    """Stack arrays depth-wise.
+
+    `transform` of `jax.numpy.dstack`.
+    """
+
 def ediff1d(
     ary: ArrayLike, to_end: ArrayLike | None = ..., to_begin: ArrayLike | None = ...
-) -> Any: ...
+) -> Any:
+    """Compute the differences of the elements of the flattened array.
+
+    `transform` of `jax.numpy.ediff1d`.
+    """
+
 @overload
 def einsum(
     subscript: str,
@@ -552,7 +1011,12 @@ def einsum(
     preferred_element_type: DTypeLike | None = ...,
     _dot_general: Callable[..., _Array] = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
+) -> Any:
+    """Einstein summation
+
+    `transform` of `jax.numpy.einsum`.
+    """
+
 @overload
 def einsum(
     arr: ArrayLike,
@@ -584,7 +1048,12 @@ def einsum_path(
     /,
     *operands: ArrayLike,
     optimize: str | builtins.bool | list[tuple[int, ...]] = ...,
-) -> tuple[list[tuple[int, ...]], Any]: ...
+) -> tuple[list[tuple[int, ...]], Any]:
+    """Evaluates the optimal contraction path without evaluating the einsum.
+
+    `transform` of `jax.numpy.einsum_path`.
+    """
+
 @overload
 def einsum_path(
     arr: ArrayLike,
@@ -606,19 +1075,54 @@ def empty_like(
     shape: Any = ...,
     *,
     device: _Device | _Sharding | None = ...,
-) -> Any: ...
-def equal(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def exp(x: ArrayLike, /) -> Any: ...
-def exp2(x: ArrayLike, /) -> Any: ...
-def expand_dims(a: ArrayLike, axis: int | str | Sequence[int | str]) -> Any: ...
-def expm1(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Create an empty array with the same shape and dtype as an array.
+
+    `transform` of `jax.numpy.empty_like`.
+    """
+
+def equal(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Returns element-wise truth value of ``x == y``.
+
+    `transform` of `jax.numpy.equal`.
+    """
+
+def exp(x: ArrayLike, /) -> Any:
+    """Calculate element-wise exponential of the input.
+
+    `transform` of `jax.numpy.exp`.
+    """
+
+def exp2(x: ArrayLike, /) -> Any:
+    """Calculate element-wise base-2 exponential of input.
+
+    `transform` of `jax.numpy.exp2`.
+    """
+
+def expand_dims(a: ArrayLike, axis: int | str | Sequence[int | str]) -> Any:
+    """Insert dimensions of length 1 into array
+
+    `transform` of `jax.numpy.expand_dims`.
+    """
+
+def expm1(x: ArrayLike, /) -> Any:
+    """Calculate ``exp(x)-1`` of each element of the input.
+
+    `transform` of `jax.numpy.expm1`.
+    """
+
 def extract(
     condition: ArrayLike,
     arr: ArrayLike,
     *,
     size: int | None = ...,
     fill_value: ArrayLike = ...,
-) -> Any: ...
+) -> Any:
+    """Return the elements of an array that satisfy a condition.
+
+    `transform` of `jax.numpy.extract`.
+    """
+
 def eye(
     N: Any,
     M: Any | None = ...,
@@ -626,27 +1130,97 @@ def eye(
     dtype: DTypeLike | None = ...,
     *,
     device: _Device | _Sharding | None = ...,
-) -> Any: ...
-def fabs(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Create a square or rectangular identity matrix
+
+    `transform` of `jax.numpy.eye`.
+    """
+
+def fabs(x: ArrayLike, /) -> Any:
+    """Compute the element-wise absolute values of the real-valued input.
+
+    `transform` of `jax.numpy.fabs`.
+    """
+
 def flatnonzero(
     a: ArrayLike,
     *,
     size: int | None = ...,
     fill_value: None | ArrayLike | tuple[ArrayLike] = ...,
-) -> Any: ...
-def flip(m: ArrayLike, axis: int | str | Sequence[int | str] | None = ...) -> Any: ...
-def fliplr(m: ArrayLike) -> Any: ...
-def flipud(m: ArrayLike) -> Any: ...
-def float_power(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def floor(x: ArrayLike, /) -> Any: ...
-def floor_divide(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def fmax(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def fmin(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def fmod(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def frexp(x: ArrayLike, /) -> tuple[Any, Any]: ...
+) -> Any:
+    """Return indices of nonzero elements in a flattened array
+
+    `transform` of `jax.numpy.flatnonzero`.
+    """
+
+def flip(m: ArrayLike, axis: int | str | Sequence[int | str] | None = ...) -> Any:
+    """Reverse the order of elements of an array along the given axis.
+
+    `transform` of `jax.numpy.flip`.
+    """
+
+def fliplr(m: ArrayLike) -> Any:
+    """Reverse the order of elements of an array along axis 1.
+
+    `transform` of `jax.numpy.fliplr`.
+    """
+
+def flipud(m: ArrayLike) -> Any:
+    """Reverse the order of elements of an array along axis 0.
+
+    `transform` of `jax.numpy.flipud`.
+    """
+
+def float_power(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Calculate element-wise base ``x`` exponential of ``y``.
+
+    `transform` of `jax.numpy.float_power`.
+    """
+
+def floor(x: ArrayLike, /) -> Any:
+    """Round input to the nearest integer downwards.
+
+    `transform` of `jax.numpy.floor`.
+    """
+
+def floor_divide(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Calculates the floor division of x1 by x2 element-wise
+
+    `transform` of `jax.numpy.floor_divide`.
+    """
+
+def fmax(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Return element-wise maximum of the input arrays.
+
+    `transform` of `jax.numpy.fmax`.
+    """
+
+def fmin(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Return element-wise minimum of the input arrays.
+
+    `transform` of `jax.numpy.fmin`.
+    """
+
+def fmod(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Calculate element-wise floating-point modulo operation.
+
+    `transform` of `jax.numpy.fmod`.
+    """
+
+def frexp(x: ArrayLike, /) -> tuple[Any, Any]:
+    """Split floating point values into mantissa and twos exponent.
+
+    `transform` of `jax.numpy.frexp`.
+    """
+
 def fromfunction(
     function: Callable[..., _Array], shape: Any, *, dtype: DTypeLike = ..., **kwargs: Any
-) -> Any: ...
+) -> Any:
+    """Create an array from a function applied over indices.
+
+    `transform` of `jax.numpy.fromfunction`.
+    """
+
 def full(
     shape: Any,
     fill_value: ArrayLike,
@@ -654,7 +1228,12 @@ def full(
     *,
     device: _Device | _Sharding | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
+) -> Any:
+    """Create an array full of a specified value.
+
+    `transform` of `jax.numpy.full`.
+    """
+
 def full_like(
     a: ArrayLike | Any,
     fill_value: ArrayLike,
@@ -663,8 +1242,18 @@ def full_like(
     *,
     device: _Device | _Sharding | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
-def gcd(x1: ArrayLike, x2: ArrayLike) -> Any: ...
+) -> Any:
+    """Create an array full of a specified value with the same shape and dtype as an array.
+
+    `transform` of `jax.numpy.full_like`.
+    """
+
+def gcd(x1: ArrayLike, x2: ArrayLike) -> Any:
+    """Compute the greatest common divisor of two arrays.
+
+    `transform` of `jax.numpy.gcd`.
+    """
+
 def geomspace(
     start: ArrayLike,
     stop: ArrayLike,
@@ -672,23 +1261,53 @@ def geomspace(
     endpoint: builtins.bool = ...,
     dtype: DTypeLike | None = ...,
     axis: int | str = ...,
-) -> Any: ...
+) -> Any:
+    """Generate geometrically-spaced values.
+
+    `transform` of `jax.numpy.geomspace`.
+    """
+
 def gradient(
     f: ArrayLike,
     *varargs: ArrayLike,
     axis: int | str | Sequence[int | str] | None = ...,
     edge_order: int | None = ...,
-) -> Any | list[Any]: ...
-def greater(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def greater_equal(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def heaviside(x: ArrayLike, y: ArrayLike, /) -> Any: ...
+) -> Any | list[Any]:
+    """Compute the numerical gradient of a sampled function.
+
+    `transform` of `jax.numpy.gradient`.
+    """
+
+def greater(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Return element-wise truth value of ``x > y``.
+
+    `transform` of `jax.numpy.greater`.
+    """
+
+def greater_equal(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Return element-wise truth value of ``x >= y``.
+
+    `transform` of `jax.numpy.greater_equal`.
+    """
+
+def heaviside(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Compute the heaviside step function.
+
+    `transform` of `jax.numpy.heaviside`.
+    """
+
 def histogram(
     a: ArrayLike,
     bins: ArrayLike = ...,
     range: Sequence[ArrayLike] | None = ...,
     weights: ArrayLike | None = ...,
     density: builtins.bool | None = ...,
-) -> tuple[Any, Any]: ...
+) -> tuple[Any, Any]:
+    """Compute a 1-dimensional histogram.
+
+    `transform` of `jax.numpy.histogram`.
+    """
+
 def histogram2d(
     x: ArrayLike,
     y: ArrayLike,
@@ -696,37 +1315,87 @@ def histogram2d(
     range: Sequence[None | _Array | Sequence[ArrayLike]] | None = ...,
     weights: ArrayLike | None = ...,
     density: builtins.bool | None = ...,
-) -> tuple[Any, Any, Any]: ...
+) -> tuple[Any, Any, Any]:
+    """Compute a 2-dimensional histogram.
+
+    `transform` of `jax.numpy.histogram2d`.
+    """
+
 def histogram_bin_edges(
     a: ArrayLike,
     bins: ArrayLike = ...,
     range: None | _Array | Sequence[ArrayLike] = ...,
     weights: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Compute the bin edges for a histogram.
+
+    `transform` of `jax.numpy.histogram_bin_edges`.
+    """
+
 def histogramdd(
     sample: ArrayLike,
     bins: ArrayLike | Sequence[ArrayLike] = ...,
     range: Sequence[None | _Array | Sequence[ArrayLike]] | None = ...,
     weights: ArrayLike | None = ...,
     density: builtins.bool | None = ...,
-) -> tuple[Any, list[Any]]: ...
-def hsplit(ary: ArrayLike, indices_or_sections: int | ArrayLike) -> list[Any]: ...
+) -> tuple[Any, list[Any]]:
+    """Compute an N-dimensional histogram.
+
+    `transform` of `jax.numpy.histogramdd`.
+    """
+
+def hsplit(ary: ArrayLike, indices_or_sections: int | ArrayLike) -> list[Any]:
+    """Split an array into sub-arrays horizontally.
+
+    `transform` of `jax.numpy.hsplit`.
+    """
+
 def hstack(
     tup: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike], dtype: DTypeLike | None = ...
-) -> Any: ...
-def hypot(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def i0(x: ArrayLike) -> Any: ...
-def imag(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Horizontally stack arrays.
+
+    `transform` of `jax.numpy.hstack`.
+    """
+
+def hypot(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Return element-wise hypotenuse for the given legs of a right angle triangle.
+
+    `transform` of `jax.numpy.hypot`.
+    """
+
+def i0(x: ArrayLike) -> Any:
+    """Calculate modified Bessel function of first kind, zeroth order.
+
+    `transform` of `jax.numpy.i0`.
+    """
+
+def imag(x: ArrayLike, /) -> Any:
+    """Return element-wise imaginary of part of the complex argument.
+
+    `transform` of `jax.numpy.imag`.
+    """
+
 def inner(
     a: ArrayLike,
     b: ArrayLike,
     *,
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Compute the inner product of two arrays.
+
+    `transform` of `jax.numpy.inner`.
+    """
+
 def insert(
     arr: ArrayLike, obj: ArrayLike | slice, values: ArrayLike, axis: int | str | None = ...
-) -> Any: ...
+) -> Any:
+    """Insert entries into an array at specified indices.
+
+    `transform` of `jax.numpy.insert`.
+    """
+
 def interp(
     x: ArrayLike,
     xp: ArrayLike,
@@ -734,7 +1403,12 @@ def interp(
     left: ArrayLike | str | None = ...,
     right: ArrayLike | str | None = ...,
     period: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """One-dimensional linear interpolation.
+
+    `transform` of `jax.numpy.interp`.
+    """
+
 def intersect1d(
     ar1: ArrayLike,
     ar2: ArrayLike,
@@ -743,17 +1417,42 @@ def intersect1d(
     *,
     size: int | None = ...,
     fill_value: ArrayLike | None = ...,
-) -> Any | tuple[Any, Any, Any]: ...
-def invert(x: ArrayLike, /) -> Any: ...
+) -> Any | tuple[Any, Any, Any]:
+    """Compute the set intersection of two 1D arrays.
+
+    `transform` of `jax.numpy.intersect1d`.
+    """
+
+def invert(x: ArrayLike, /) -> Any:
+    """Compute the bitwise inversion of an input.
+
+    `transform` of `jax.numpy.invert`.
+    """
+
 def isclose(
     a: ArrayLike,
     b: ArrayLike,
     rtol: ArrayLike = ...,
     atol: ArrayLike = ...,
     equal_nan: builtins.bool = ...,
-) -> Any: ...
-def iscomplex(x: ArrayLike) -> Any: ...
-def isfinite(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Check if the elements of two arrays are approximately equal within a tolerance.
+
+    `transform` of `jax.numpy.isclose`.
+    """
+
+def iscomplex(x: ArrayLike) -> Any:
+    """Return boolean array showing where the input is complex.
+
+    `transform` of `jax.numpy.iscomplex`.
+    """
+
+def isfinite(x: ArrayLike, /) -> Any:
+    """Return a boolean array indicating whether each element of input is finite.
+
+    `transform` of `jax.numpy.isfinite`.
+    """
+
 def isin(
     element: ArrayLike,
     test_elements: ArrayLike,
@@ -761,23 +1460,98 @@ def isin(
     invert: builtins.bool = ...,
     *,
     method: str = ...,
-) -> Any: ...
-def isinf(x: ArrayLike, /) -> Any: ...
-def isnan(x: ArrayLike, /) -> Any: ...
-def isneginf(x: ArrayLike, /) -> Any: ...
-def isposinf(x: ArrayLike, /) -> Any: ...
-def isreal(x: ArrayLike) -> Any: ...
-def ix_(*args: ArrayLike) -> tuple[Any, ...]: ...
-def kaiser(M: int, beta: ArrayLike) -> Any: ...
-def kron(a: ArrayLike, b: ArrayLike) -> Any: ...
-def lcm(x1: ArrayLike, x2: ArrayLike) -> Any: ...
-def ldexp(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def left_shift(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def less(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def less_equal(x: ArrayLike, y: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Determine whether elements in ``element`` appear in ``test_elements``.
+
+    `transform` of `jax.numpy.isin`.
+    """
+
+def isinf(x: ArrayLike, /) -> Any:
+    """Return a boolean array indicating whether each element of input is infinite.
+
+    `transform` of `jax.numpy.isinf`.
+    """
+
+def isnan(x: ArrayLike, /) -> Any:
+    """Returns a boolean array indicating whether each element of input is ``NaN``.
+
+    `transform` of `jax.numpy.isnan`.
+    """
+
+def isneginf(x: ArrayLike, /) -> Any:
+    """Return boolean array indicating whether each element of input is negative infinite.
+
+    `transform` of `jax.numpy.isneginf`.
+    """
+
+def isposinf(x: ArrayLike, /) -> Any:
+    """Return boolean array indicating whether each element of input is positive infinite.
+
+    `transform` of `jax.numpy.isposinf`.
+    """
+
+def isreal(x: ArrayLike) -> Any:
+    """Return boolean array showing where the input is real.
+
+    `transform` of `jax.numpy.isreal`.
+    """
+
+def ix_(*args: ArrayLike) -> tuple[Any, ...]:
+    """Return a multi-dimensional grid (open mesh) from N one-dimensional sequences.
+
+    `transform` of `jax.numpy.ix_`.
+    """
+
+def kaiser(M: int, beta: ArrayLike) -> Any:
+    """Return a Kaiser window of size M.
+
+    `transform` of `jax.numpy.kaiser`.
+    """
+
+def kron(a: ArrayLike, b: ArrayLike) -> Any:
+    """Compute the Kronecker product of two input arrays.
+
+    `transform` of `jax.numpy.kron`.
+    """
+
+def lcm(x1: ArrayLike, x2: ArrayLike) -> Any:
+    """Compute the least common multiple of two arrays.
+
+    `transform` of `jax.numpy.lcm`.
+    """
+
+def ldexp(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Compute x1 * 2 ** x2
+
+    `transform` of `jax.numpy.ldexp`.
+    """
+
+def left_shift(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Shift bits of ``x`` to left by the amount specified in ``y``, element-wise.
+
+    `transform` of `jax.numpy.left_shift`.
+    """
+
+def less(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Return element-wise truth value of ``x < y``.
+
+    `transform` of `jax.numpy.less`.
+    """
+
+def less_equal(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Return element-wise truth value of ``x <= y``.
+
+    `transform` of `jax.numpy.less_equal`.
+    """
+
 def lexsort(
     keys: _Array | _np.ndarray[Any, Any] | Sequence[ArrayLike], axis: int | str = ...
-) -> Any: ...
+) -> Any:
+    """Sort a sequence of keys in lexicographic order.
+
+    `transform` of `jax.numpy.lexsort`.
+    """
+
 @overload
 def linspace(
     start: ArrayLike,
@@ -789,7 +1563,12 @@ def linspace(
     axis: int | str = ...,
     *,
     device: _Device | _Sharding | None = ...,
-) -> Any: ...
+) -> Any:
+    """Return evenly-spaced numbers within an interval.
+
+    `transform` of `jax.numpy.linspace`.
+    """
+
 @overload
 def linspace(
     start: ArrayLike,
@@ -826,19 +1605,62 @@ def linspace(
     *,
     device: _Device | _Sharding | None = ...,
 ) -> Any: ...
-def log(x: ArrayLike, /) -> Any: ...
-def log10(x: ArrayLike, /) -> Any: ...
-def log1p(x: ArrayLike, /) -> Any: ...
-def log2(x: ArrayLike, /) -> Any: ...
+def log(x: ArrayLike, /) -> Any:
+    """Calculate element-wise natural logarithm of the input.
+
+    `transform` of `jax.numpy.log`.
+    """
+
+def log10(x: ArrayLike, /) -> Any:
+    """Calculates the base-10 logarithm of x element-wise
+
+    `transform` of `jax.numpy.log10`.
+    """
+
+def log1p(x: ArrayLike, /) -> Any:
+    """Calculates element-wise logarithm of one plus input, ``log(x+1)``.
+
+    `transform` of `jax.numpy.log1p`.
+    """
+
+def log2(x: ArrayLike, /) -> Any:
+    """Calculates the base-2 logarithm of ``x`` element-wise.
+
+    `transform` of `jax.numpy.log2`.
+    """
 
 logaddexp: BinaryUfunc
-logaddexp2: BinaryUfunc
-logical_and: BinaryUfunc
+"""Compute ``log(exp(x1) + exp(x2))`` avoiding overflow.
 
-def logical_not(x: ArrayLike, /) -> Any: ...
+`transform` of `jax.numpy.logaddexp`.
+"""
+logaddexp2: BinaryUfunc
+"""Logarithm of the sum of exponentials of inputs in base-2 avoiding overflow.
+
+`transform` of `jax.numpy.logaddexp2`.
+"""
+logical_and: BinaryUfunc
+"""Compute the logical AND operation elementwise.
+
+`transform` of `jax.numpy.logical_and`.
+"""
+
+def logical_not(x: ArrayLike, /) -> Any:
+    """Compute NOT bool(x) element-wise.
+
+    `transform` of `jax.numpy.logical_not`.
+    """
 
 logical_or: BinaryUfunc
+"""Compute the logical OR operation elementwise.
+
+`transform` of `jax.numpy.logical_or`.
+"""
 logical_xor: BinaryUfunc
+"""Compute the logical XOR operation elementwise.
+
+`transform` of `jax.numpy.logical_xor`.
+"""
 
 def logspace(
     start: ArrayLike,
@@ -848,7 +1670,12 @@ def logspace(
     base: ArrayLike = ...,
     dtype: DTypeLike | None = ...,
     axis: int | str = ...,
-) -> Any: ...
+) -> Any:
+    """Generate logarithmically-spaced values.
+
+    `transform` of `jax.numpy.logspace`.
+    """
+
 def matmul(
     a: ArrayLike,
     b: ArrayLike,
@@ -856,9 +1683,24 @@ def matmul(
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
-def matrix_transpose(x: ArrayLike, /) -> Any: ...
-def matvec(x1: ArrayLike, x2: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Perform a matrix multiplication.
+
+    `transform` of `jax.numpy.matmul`.
+    """
+
+def matrix_transpose(x: ArrayLike, /) -> Any:
+    """Transpose the last two dimensions of an array.
+
+    `transform` of `jax.numpy.matrix_transpose`.
+    """
+
+def matvec(x1: ArrayLike, x2: ArrayLike, /) -> Any:
+    """Batched matrix-vector product.
+
+    `transform` of `jax.numpy.matvec`.
+    """
+
 def max(
     a: ArrayLike,
     axis: _Axis = ...,
@@ -866,9 +1708,17 @@ def max(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Return the maximum of the array elements along a given axis.
+
+    `transform` of `jax.numpy.max`.
+    """
 
 maximum: BinaryUfunc
+"""Return element-wise maximum of the input arrays.
+
+`transform` of `jax.numpy.maximum`.
+"""
 
 def mean(
     a: ArrayLike,
@@ -878,20 +1728,35 @@ def mean(
     keepdims: builtins.bool = ...,
     *,
     where: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Return the mean of array elements along a given axis.
+
+    `transform` of `jax.numpy.mean`.
+    """
+
 def median(
     a: ArrayLike,
     axis: int | str | tuple[int | str, ...] | None = ...,
     out: None = ...,
     overwrite_input: builtins.bool = ...,
     keepdims: builtins.bool = ...,
-) -> Any: ...
+) -> Any:
+    """Return the median of array elements along a given axis.
+
+    `transform` of `jax.numpy.median`.
+    """
+
 def meshgrid(
     *xi: ArrayLike,
     copy: builtins.bool = ...,
     sparse: builtins.bool = ...,
     indexing: str = ...,
-) -> list[Any]: ...
+) -> list[Any]:
+    """Construct N-dimensional grid arrays from N 1-dimensional vectors.
+
+    `transform` of `jax.numpy.meshgrid`.
+    """
+
 def min(
     a: ArrayLike,
     axis: _Axis = ...,
@@ -899,17 +1764,43 @@ def min(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Return the minimum of array elements along a given axis.
+
+    `transform` of `jax.numpy.min`.
+    """
 
 minimum: BinaryUfunc
+"""Return element-wise minimum of the input arrays.
 
-def mod(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def modf(x: ArrayLike, /, out: Any = ...) -> tuple[Any, Any]: ...
+`transform` of `jax.numpy.minimum`.
+"""
+
+def mod(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.remainder`
+
+    `transform` of `jax.numpy.mod`.
+    """
+
+def modf(x: ArrayLike, /, out: Any = ...) -> tuple[Any, Any]:
+    """Return element-wise fractional and integral parts of the input array.
+
+    `transform` of `jax.numpy.modf`.
+    """
+
 def moveaxis(
     a: ArrayLike, source: int | str | Sequence[int | str], destination: int | Sequence[int]
-) -> Any: ...
+) -> Any:
+    """Move an array axis to a new position
+
+    `transform` of `jax.numpy.moveaxis`.
+    """
 
 multiply: BinaryUfunc
+"""Multiply two arrays element-wise.
+
+`transform` of `jax.numpy.multiply`.
+"""
 
 def nan_to_num(
     x: ArrayLike,
@@ -917,31 +1808,56 @@ def nan_to_num(
     nan: ArrayLike = ...,
     posinf: ArrayLike | None = ...,
     neginf: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Replace NaN and infinite entries in an array.
+
+    `transform` of `jax.numpy.nan_to_num`.
+    """
+
 def nanargmax(
     a: ArrayLike,
     axis: int | str | None = ...,
     out: None = ...,
     keepdims: builtins.bool | None = ...,
-) -> Any: ...
+) -> Any:
+    """Return the index of the maximum value of an array, ignoring NaNs.
+
+    `transform` of `jax.numpy.nanargmax`.
+    """
+
 def nanargmin(
     a: ArrayLike,
     axis: int | str | None = ...,
     out: None = ...,
     keepdims: builtins.bool | None = ...,
-) -> Any: ...
+) -> Any:
+    """Return the index of the minimum value of an array, ignoring NaNs.
+
+    `transform` of `jax.numpy.nanargmin`.
+    """
+
 def nancumprod(
     a: ArrayLike,
     axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
     out: None = ...,
-) -> Any: ...
+) -> Any:
+    """Cumulative product of elements along an axis, ignoring NaN values.
+
+    `transform` of `jax.numpy.nancumprod`.
+    """
+
 def nancumsum(
     a: ArrayLike,
     axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
     out: None = ...,
-) -> Any: ...
+) -> Any:
+    """Cumulative sum of elements along an axis, ignoring NaN values.
+
+    `transform` of `jax.numpy.nancumsum`.
+    """
+
 def nanmax(
     a: ArrayLike,
     axis: _Axis = ...,
@@ -949,7 +1865,12 @@ def nanmax(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Return the maximum of the array elements along a given axis, ignoring NaNs.
+
+    `transform` of `jax.numpy.nanmax`.
+    """
+
 def nanmean(
     a: ArrayLike,
     axis: _Axis = ...,
@@ -957,14 +1878,24 @@ def nanmean(
     out: None = ...,
     keepdims: builtins.bool = ...,
     where: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Return the mean of the array elements along a given axis, ignoring NaNs.
+
+    `transform` of `jax.numpy.nanmean`.
+    """
+
 def nanmedian(
     a: ArrayLike,
     axis: int | str | tuple[int | str, ...] | None = ...,
     out: None = ...,
     overwrite_input: builtins.bool = ...,
     keepdims: builtins.bool = ...,
-) -> Any: ...
+) -> Any:
+    """Return the median of array elements along a given axis, ignoring NaNs.
+
+    `transform` of `jax.numpy.nanmedian`.
+    """
+
 def nanmin(
     a: ArrayLike,
     axis: _Axis = ...,
@@ -972,7 +1903,12 @@ def nanmin(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Return the minimum of the array elements along a given axis, ignoring NaNs.
+
+    `transform` of `jax.numpy.nanmin`.
+    """
+
 def nanpercentile(
     a: ArrayLike,
     q: ArrayLike,
@@ -983,7 +1919,12 @@ def nanpercentile(
     keepdims: builtins.bool = ...,
     *,
     interpolation: Any | str = ...,
-) -> Any: ...
+) -> Any:
+    """Compute the percentile of the data along the specified axis, ignoring NaN values.
+
+    `transform` of `jax.numpy.nanpercentile`.
+    """
+
 def nanprod(
     a: ArrayLike,
     axis: _Axis = ...,
@@ -992,7 +1933,12 @@ def nanprod(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Return the product of the array elements along a given axis, ignoring NaNs.
+
+    `transform` of `jax.numpy.nanprod`.
+    """
+
 def nanquantile(
     a: ArrayLike,
     q: ArrayLike,
@@ -1003,7 +1949,12 @@ def nanquantile(
     keepdims: builtins.bool = ...,
     *,
     interpolation: Any | str = ...,
-) -> Any: ...
+) -> Any:
+    """Compute the quantile of the data along the specified axis, ignoring NaNs.
+
+    `transform` of `jax.numpy.nanquantile`.
+    """
+
 def nanstd(
     a: ArrayLike,
     axis: _Axis = ...,
@@ -1012,7 +1963,12 @@ def nanstd(
     ddof: int = ...,
     keepdims: builtins.bool = ...,
     where: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Compute the standard deviation along a given axis, ignoring NaNs.
+
+    `transform` of `jax.numpy.nanstd`.
+    """
+
 def nansum(
     a: ArrayLike,
     axis: _Axis = ...,
@@ -1021,7 +1977,12 @@ def nansum(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Return the sum of the array elements along a given axis, ignoring NaNs.
+
+    `transform` of `jax.numpy.nansum`.
+    """
+
 def nanvar(
     a: ArrayLike,
     axis: _Axis = ...,
@@ -1030,17 +1991,47 @@ def nanvar(
     ddof: int = ...,
     keepdims: builtins.bool = ...,
     where: ArrayLike | None = ...,
-) -> Any: ...
-def ndim(a: ArrayLike | Any) -> int: ...
-def negative(x: ArrayLike, /) -> Any: ...
-def nextafter(x: ArrayLike, y: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Compute the variance of array elements along a given axis, ignoring NaNs.
+
+    `transform` of `jax.numpy.nanvar`.
+    """
+
+def ndim(a: ArrayLike | Any) -> int:
+    """Return the number of dimensions of an array.
+
+    `transform` of `jax.numpy.ndim`.
+    """
+
+def negative(x: ArrayLike, /) -> Any:
+    """Return element-wise negative values of the input.
+
+    `transform` of `jax.numpy.negative`.
+    """
+
+def nextafter(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Return element-wise next floating point value after ``x`` towards ``y``.
+
+    `transform` of `jax.numpy.nextafter`.
+    """
+
 def nonzero(
     a: ArrayLike,
     *,
     size: int | None = ...,
     fill_value: None | ArrayLike | tuple[ArrayLike, ...] = ...,
-) -> tuple[Any, ...]: ...
-def not_equal(x: ArrayLike, y: ArrayLike, /) -> Any: ...
+) -> tuple[Any, ...]:
+    """Return indices of nonzero elements of an array.
+
+    `transform` of `jax.numpy.nonzero`.
+    """
+
+def not_equal(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Returns element-wise truth value of ``x != y``.
+
+    `transform` of `jax.numpy.not_equal`.
+    """
+
 def ones_like(
     a: ArrayLike | Any,
     dtype: DTypeLike | None = ...,
@@ -1048,13 +2039,38 @@ def ones_like(
     *,
     device: _Device | _Sharding | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
-def outer(a: ArrayLike, b: _Array, out: None = ...) -> Any: ...
-def packbits(a: ArrayLike, axis: int | str | None = ..., bitorder: str = ...) -> Any: ...
+) -> Any:
+    """Create an array of ones with the same shape and dtype as an array.
+
+    `transform` of `jax.numpy.ones_like`.
+    """
+
+def outer(a: ArrayLike, b: _Array, out: None = ...) -> Any:
+    """Compute the outer product of two arrays.
+
+    `transform` of `jax.numpy.outer`.
+    """
+
+def packbits(a: ArrayLike, axis: int | str | None = ..., bitorder: str = ...) -> Any:
+    """Pack array of bits into a uint8 array.
+
+    `transform` of `jax.numpy.packbits`.
+    """
+
 def pad(
     array: ArrayLike, pad_width: Any, mode: str | Callable[..., Any] = ..., **kwargs: Any
-) -> Any: ...
-def partition(a: ArrayLike, kth: int, axis: int | str = ...) -> Any: ...
+) -> Any:
+    """Add padding to an array.
+
+    `transform` of `jax.numpy.pad`.
+    """
+
+def partition(a: ArrayLike, kth: int, axis: int | str = ...) -> Any:
+    """Returns a partially-sorted copy of an array.
+
+    `transform` of `jax.numpy.partition`.
+    """
+
 def percentile(
     a: ArrayLike,
     q: ArrayLike,
@@ -1065,24 +2081,64 @@ def percentile(
     keepdims: builtins.bool = ...,
     *,
     interpolation: Any | str = ...,
-) -> Any: ...
-def permute_dims(x: ArrayLike, /, axes: tuple[int | str, ...]) -> Any: ...
+) -> Any:
+    """Compute the percentile of the data along the specified axis.
+
+    `transform` of `jax.numpy.percentile`.
+    """
+
+def permute_dims(x: ArrayLike, /, axes: tuple[int | str, ...]) -> Any:
+    """Permute the axes/dimensions of an array.
+
+    `transform` of `jax.numpy.permute_dims`.
+    """
+
 def piecewise(
     x: ArrayLike,
     condlist: _Array | Sequence[ArrayLike],
     funclist: Sequence[ArrayLike | Callable[..., _Array]],
     *args: Any,
     **kw: Any,
-) -> Any: ...
+) -> Any:
+    """Evaluate a function defined piecewise across the domain.
+
+    `transform` of `jax.numpy.piecewise`.
+    """
+
 def place(
     arr: ArrayLike, mask: ArrayLike, vals: ArrayLike, *, inplace: builtins.bool = ...
-) -> Any: ...
-def poly(seq_of_zeros: ArrayLike) -> Any: ...
-def polyadd(a1: ArrayLike, a2: ArrayLike) -> Any: ...
-def polyder(p: ArrayLike, m: int = ...) -> Any: ...
+) -> Any:
+    """Update array elements based on a mask.
+
+    `transform` of `jax.numpy.place`.
+    """
+
+def poly(seq_of_zeros: ArrayLike) -> Any:
+    """Returns the coefficients of a polynomial for the given sequence of roots.
+
+    `transform` of `jax.numpy.poly`.
+    """
+
+def polyadd(a1: ArrayLike, a2: ArrayLike) -> Any:
+    """Returns the sum of the two polynomials.
+
+    `transform` of `jax.numpy.polyadd`.
+    """
+
+def polyder(p: ArrayLike, m: int = ...) -> Any:
+    """Returns the coefficients of the derivative of specified order of a polynomial.
+
+    `transform` of `jax.numpy.polyder`.
+    """
+
 def polydiv(
     u: ArrayLike, v: ArrayLike, *, trim_leading_zeros: builtins.bool = ...
-) -> tuple[Any, Any]: ...
+) -> tuple[Any, Any]:
+    """Returns the quotient and remainder of polynomial division.
+
+    `transform` of `jax.numpy.polydiv`.
+    """
+
 def polyfit(
     x: ArrayLike,
     y: ArrayLike,
@@ -1091,16 +2147,56 @@ def polyfit(
     full: builtins.bool = ...,
     w: ArrayLike | None = ...,
     cov: builtins.bool = ...,
-) -> Any | tuple[Any, ...]: ...
-def polyint(p: ArrayLike, m: int = ..., k: int | ArrayLike | None = ...) -> Any: ...
+) -> Any | tuple[Any, ...]:
+    """Least squares polynomial fit to data.
+
+    `transform` of `jax.numpy.polyfit`.
+    """
+
+def polyint(p: ArrayLike, m: int = ..., k: int | ArrayLike | None = ...) -> Any:
+    """Returns the coefficients of the integration of specified order of a polynomial.
+
+    `transform` of `jax.numpy.polyint`.
+    """
+
 def polymul(
     a1: ArrayLike, a2: ArrayLike, *, trim_leading_zeros: builtins.bool = ...
-) -> Any: ...
-def polysub(a1: ArrayLike, a2: ArrayLike) -> Any: ...
-def polyval(p: ArrayLike, x: ArrayLike, *, unroll: int = ...) -> Any: ...
-def positive(x: ArrayLike, /) -> Any: ...
-def pow(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def power(x: ArrayLike, y: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Returns the product of two polynomials.
+
+    `transform` of `jax.numpy.polymul`.
+    """
+
+def polysub(a1: ArrayLike, a2: ArrayLike) -> Any:
+    """Returns the difference of two polynomials.
+
+    `transform` of `jax.numpy.polysub`.
+    """
+
+def polyval(p: ArrayLike, x: ArrayLike, *, unroll: int = ...) -> Any:
+    """Evaluates the polynomial at specific values.
+
+    `transform` of `jax.numpy.polyval`.
+    """
+
+def positive(x: ArrayLike, /) -> Any:
+    """Return element-wise positive values of the input.
+
+    `transform` of `jax.numpy.positive`.
+    """
+
+def pow(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.power`
+
+    `transform` of `jax.numpy.pow`.
+    """
+
+def power(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Calculate element-wise base ``x1`` exponential of ``x2``.
+
+    `transform` of `jax.numpy.power`.
+    """
+
 def prod(
     a: ArrayLike,
     axis: _Axis = ...,
@@ -1110,10 +2206,20 @@ def prod(
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
     promote_integers: builtins.bool = ...,
-) -> Any: ...
+) -> Any:
+    """Return product of the array elements over a given axis.
+
+    `transform` of `jax.numpy.prod`.
+    """
+
 def ptp(
     a: ArrayLike, axis: _Axis = ..., out: None = ..., keepdims: builtins.bool = ...
-) -> Any: ...
+) -> Any:
+    """Return the peak-to-peak range along a given axis.
+
+    `transform` of `jax.numpy.ptp`.
+    """
+
 def put(
     a: ArrayLike,
     ind: ArrayLike,
@@ -1121,7 +2227,12 @@ def put(
     mode: str | None = ...,
     *,
     inplace: builtins.bool = ...,
-) -> Any: ...
+) -> Any:
+    """Put elements into an array at given indices.
+
+    `transform` of `jax.numpy.put`.
+    """
+
 def put_along_axis(
     arr: ArrayLike,
     indices: ArrayLike,
@@ -1130,7 +2241,12 @@ def put_along_axis(
     inplace: builtins.bool = ...,
     *,
     mode: str | None = ...,
-) -> Any: ...
+) -> Any:
+    """Put values into the destination array by matching 1d index and data slices.
+
+    `transform` of `jax.numpy.put_along_axis`.
+    """
+
 def quantile(
     a: ArrayLike,
     q: ArrayLike,
@@ -1141,18 +2257,58 @@ def quantile(
     keepdims: builtins.bool = ...,
     *,
     interpolation: Any | str = ...,
-) -> Any: ...
-def rad2deg(x: ArrayLike, /) -> Any: ...
-def radians(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Compute the quantile of the data along the specified axis.
+
+    `transform` of `jax.numpy.quantile`.
+    """
+
+def rad2deg(x: ArrayLike, /) -> Any:
+    """Convert angles from radians to degrees.
+
+    `transform` of `jax.numpy.rad2deg`.
+    """
+
+def radians(x: ArrayLike, /) -> Any:
+    """Alias of :func:`jax.numpy.deg2rad`
+
+    `transform` of `jax.numpy.radians`.
+    """
+
 def ravel(
     a: ArrayLike, order: str = ..., *, out_sharding: NamedSharding | P | None = ...
-) -> Any: ...
+) -> Any:
+    """Flatten array into a 1-dimensional shape.
+
+    `transform` of `jax.numpy.ravel`.
+    """
+
 def ravel_multi_index(
     multi_index: Sequence[ArrayLike], dims: Sequence[int], mode: str = ..., order: str = ...
-) -> Any: ...
-def real(x: ArrayLike, /) -> Any: ...
-def reciprocal(x: ArrayLike, /) -> Any: ...
-def remainder(x: ArrayLike, y: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Convert multi-dimensional indices into flat indices.
+
+    `transform` of `jax.numpy.ravel_multi_index`.
+    """
+
+def real(x: ArrayLike, /) -> Any:
+    """Return element-wise real part of the complex argument.
+
+    `transform` of `jax.numpy.real`.
+    """
+
+def reciprocal(x: ArrayLike, /) -> Any:
+    """Calculate element-wise reciprocal of the input.
+
+    `transform` of `jax.numpy.reciprocal`.
+    """
+
+def remainder(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Returns element-wise remainder of the division.
+
+    `transform` of `jax.numpy.remainder`.
+    """
+
 def repeat(
     a: ArrayLike,
     repeats: ArrayLike,
@@ -1160,7 +2316,12 @@ def repeat(
     *,
     total_repeat_length: int | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
+) -> Any:
+    """Construct an array from repeated elements.
+
+    `transform` of `jax.numpy.repeat`.
+    """
+
 def reshape(
     a: ArrayLike,
     shape: Any,
@@ -1168,19 +2329,64 @@ def reshape(
     *,
     copy: builtins.bool | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
-def resize(a: ArrayLike, new_shape: Any) -> Any: ...
-def right_shift(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def rint(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Return a reshaped copy of an array.
+
+    `transform` of `jax.numpy.reshape`.
+    """
+
+def resize(a: ArrayLike, new_shape: Any) -> Any:
+    """Return a new array with specified shape.
+
+    `transform` of `jax.numpy.resize`.
+    """
+
+def right_shift(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Right shift the bits of ``x1`` to the amount specified in ``x2``.
+
+    `transform` of `jax.numpy.right_shift`.
+    """
+
+def rint(x: ArrayLike, /) -> Any:
+    """Rounds the elements of x to the nearest integer
+
+    `transform` of `jax.numpy.rint`.
+    """
+
 def roll(
     a: ArrayLike,
     shift: ArrayLike | Sequence[int],
     axis: int | str | Sequence[int | str] | None = ...,
-) -> Any: ...
-def rollaxis(a: ArrayLike, axis: int | str, start: int = ...) -> Any: ...
-def roots(p: ArrayLike, *, strip_zeros: builtins.bool = ...) -> Any: ...
-def rot90(m: ArrayLike, k: int = ..., axes: tuple[int | str, int | str] = ...) -> Any: ...
-def round(a: ArrayLike, decimals: int = ..., out: None = ...) -> Any: ...
+) -> Any:
+    """Roll the elements of an array along a specified axis.
+
+    `transform` of `jax.numpy.roll`.
+    """
+
+def rollaxis(a: ArrayLike, axis: int | str, start: int = ...) -> Any:
+    """Roll the specified axis to a given position.
+
+    `transform` of `jax.numpy.rollaxis`.
+    """
+
+def roots(p: ArrayLike, *, strip_zeros: builtins.bool = ...) -> Any:
+    """Returns the roots of a polynomial given the coefficients ``p``.
+
+    `transform` of `jax.numpy.roots`.
+    """
+
+def rot90(m: ArrayLike, k: int = ..., axes: tuple[int | str, int | str] = ...) -> Any:
+    """Rotate an array by 90 degrees counterclockwise in the plane specified by axes.
+
+    `transform` of `jax.numpy.rot90`.
+    """
+
+def round(a: ArrayLike, decimals: int = ..., out: None = ...) -> Any:
+    """Round input evenly to the given number of decimals.
+
+    `transform` of `jax.numpy.round`.
+    """
+
 def searchsorted(
     a: ArrayLike,
     v: ArrayLike,
@@ -1188,10 +2394,20 @@ def searchsorted(
     sorter: ArrayLike | None = ...,
     *,
     method: str = ...,
-) -> Any: ...
+) -> Any:
+    """Perform a binary search within a sorted array.
+
+    `transform` of `jax.numpy.searchsorted`.
+    """
+
 def select(
     condlist: Sequence[ArrayLike], choicelist: Sequence[ArrayLike], default: ArrayLike = ...
-) -> Any: ...
+) -> Any:
+    """Select values based on a series of conditions.
+
+    `transform` of `jax.numpy.select`.
+    """
+
 def setdiff1d(
     ar1: ArrayLike,
     ar2: ArrayLike,
@@ -1199,7 +2415,12 @@ def setdiff1d(
     *,
     size: int | None = ...,
     fill_value: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Compute the set difference of two 1D arrays.
+
+    `transform` of `jax.numpy.setdiff1d`.
+    """
+
 def setxor1d(
     ar1: ArrayLike,
     ar2: ArrayLike,
@@ -1207,14 +2428,54 @@ def setxor1d(
     *,
     size: int | None = ...,
     fill_value: ArrayLike | None = ...,
-) -> Any: ...
-def shape(a: ArrayLike | Any) -> tuple[int, ...]: ...
-def sign(x: ArrayLike, /) -> Any: ...
-def signbit(x: ArrayLike, /) -> Any: ...
-def sin(x: ArrayLike, /) -> Any: ...
-def sinc(x: ArrayLike, /) -> Any: ...
-def sinh(x: ArrayLike, /) -> Any: ...
-def size(a: ArrayLike | Any, axis: _Axis = ...) -> int: ...
+) -> Any:
+    """Compute the set-wise xor of elements in two arrays.
+
+    `transform` of `jax.numpy.setxor1d`.
+    """
+
+def shape(a: ArrayLike | Any) -> tuple[int, ...]:
+    """Return the shape an array.
+
+    `transform` of `jax.numpy.shape`.
+    """
+
+def sign(x: ArrayLike, /) -> Any:
+    """Return an element-wise indication of sign of the input.
+
+    `transform` of `jax.numpy.sign`.
+    """
+
+def signbit(x: ArrayLike, /) -> Any:
+    """Return the sign bit of array elements.
+
+    `transform` of `jax.numpy.signbit`.
+    """
+
+def sin(x: ArrayLike, /) -> Any:
+    """Compute a trigonometric sine of each element of input.
+
+    `transform` of `jax.numpy.sin`.
+    """
+
+def sinc(x: ArrayLike, /) -> Any:
+    """Calculate the normalized sinc function.
+
+    `transform` of `jax.numpy.sinc`.
+    """
+
+def sinh(x: ArrayLike, /) -> Any:
+    """Calculate element-wise hyperbolic sine of input.
+
+    `transform` of `jax.numpy.sinh`.
+    """
+
+def size(a: ArrayLike | Any, axis: _Axis = ...) -> int:
+    """Return number of elements along a given axis.
+
+    `transform` of `jax.numpy.size`.
+    """
+
 def sort(
     a: ArrayLike,
     axis: int | str | None = ...,
@@ -1223,23 +2484,63 @@ def sort(
     descending: builtins.bool = ...,
     kind: str | None = ...,
     order: None = ...,
-) -> Any: ...
-def sort_complex(a: ArrayLike) -> Any: ...
-def spacing(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Return a sorted copy of an array.
+
+    `transform` of `jax.numpy.sort`.
+    """
+
+def sort_complex(a: ArrayLike) -> Any:
+    """Return a sorted copy of complex array.
+
+    `transform` of `jax.numpy.sort_complex`.
+    """
+
+def spacing(x: ArrayLike, /) -> Any:
+    """Return the spacing between ``x`` and the next adjacent number.
+
+    `transform` of `jax.numpy.spacing`.
+    """
+
 def split(
     ary: ArrayLike,
     indices_or_sections: int | Sequence[int] | ArrayLike,
     axis: int | str = ...,
-) -> list[Any]: ...
-def sqrt(x: ArrayLike, /) -> Any: ...
-def square(x: ArrayLike, /) -> Any: ...
-def squeeze(a: ArrayLike, axis: int | str | Sequence[int | str] | None = ...) -> Any: ...
+) -> list[Any]:
+    """Split an array into sub-arrays.
+
+    `transform` of `jax.numpy.split`.
+    """
+
+def sqrt(x: ArrayLike, /) -> Any:
+    """Calculates element-wise non-negative square root of the input array.
+
+    `transform` of `jax.numpy.sqrt`.
+    """
+
+def square(x: ArrayLike, /) -> Any:
+    """Calculate element-wise square of the input array.
+
+    `transform` of `jax.numpy.square`.
+    """
+
+def squeeze(a: ArrayLike, axis: int | str | Sequence[int | str] | None = ...) -> Any:
+    """Remove one or more length-1 axes from array
+
+    `transform` of `jax.numpy.squeeze`.
+    """
+
 def stack(
     arrays: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike],
     axis: int | str = ...,
     out: None = ...,
     dtype: DTypeLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Join arrays along a new axis.
+
+    `transform` of `jax.numpy.stack`.
+    """
+
 def std(
     a: ArrayLike,
     axis: _Axis = ...,
@@ -1250,9 +2551,17 @@ def std(
     *,
     where: ArrayLike | None = ...,
     correction: int | float | None = ...,
-) -> Any: ...
+) -> Any:
+    """Compute the standard deviation along a given axis.
+
+    `transform` of `jax.numpy.std`.
+    """
 
 subtract: BinaryUfunc
+"""Subtract two arrays element-wise.
+
+`transform` of `jax.numpy.subtract`.
+"""
 
 def sum(
     a: ArrayLike,
@@ -1263,8 +2572,18 @@ def sum(
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
     promote_integers: builtins.bool = ...,
-) -> Any: ...
-def swapaxes(a: ArrayLike, axis1: int | str, axis2: int | str) -> Any: ...
+) -> Any:
+    """Sum of the elements of the array over a given axis.
+
+    `transform` of `jax.numpy.sum`.
+    """
+
+def swapaxes(a: ArrayLike, axis1: int | str, axis2: int | str) -> Any:
+    """Swap two axes of an array.
+
+    `transform` of `jax.numpy.swapaxes`.
+    """
+
 def take(
     a: ArrayLike,
     indices: ArrayLike,
@@ -1274,7 +2593,12 @@ def take(
     unique_indices: builtins.bool = ...,
     indices_are_sorted: builtins.bool = ...,
     fill_value: Any | None = ...,
-) -> Any: ...
+) -> Any:
+    """Take elements from an array.
+
+    `transform` of `jax.numpy.take`.
+    """
+
 def take_along_axis(
     arr: ArrayLike,
     indices: ArrayLike,
@@ -1283,9 +2607,24 @@ def take_along_axis(
     fill_value: Any | None = ...,
     *,
     wrap_negative_indices: builtins.bool = ...,
-) -> Any: ...
-def tan(x: ArrayLike, /) -> Any: ...
-def tanh(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Take elements from an array.
+
+    `transform` of `jax.numpy.take_along_axis`.
+    """
+
+def tan(x: ArrayLike, /) -> Any:
+    """Compute a trigonometric tangent of each element of input.
+
+    `transform` of `jax.numpy.tan`.
+    """
+
+def tanh(x: ArrayLike, /) -> Any:
+    """Calculate element-wise hyperbolic tangent of input.
+
+    `transform` of `jax.numpy.tanh`.
+    """
+
 def tensordot(
     a: ArrayLike,
     b: ArrayLike,
@@ -1294,8 +2633,18 @@ def tensordot(
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
-def tile(A: ArrayLike, reps: Any | Sequence[Any]) -> Any: ...
+) -> Any:
+    """Compute the tensor dot product of two N-dimensional arrays.
+
+    `transform` of `jax.numpy.tensordot`.
+    """
+
+def tile(A: ArrayLike, reps: Any | Sequence[Any]) -> Any:
+    """Construct an array by repeating ``A`` along specified dimensions.
+
+    `transform` of `jax.numpy.tile`.
+    """
+
 def trace(
     a: ArrayLike,
     offset: int | ArrayLike = ...,
@@ -1303,30 +2652,90 @@ def trace(
     axis2: int | str = ...,
     dtype: DTypeLike | None = ...,
     out: None = ...,
-) -> Any: ...
-def transpose(a: ArrayLike, axes: Sequence[int | str] | None = ...) -> Any: ...
+) -> Any:
+    """Calculate sum of the diagonal of input along the given axes.
+
+    `transform` of `jax.numpy.trace`.
+    """
+
+def transpose(a: ArrayLike, axes: Sequence[int | str] | None = ...) -> Any:
+    """Return a transposed version of an N-dimensional array.
+
+    `transform` of `jax.numpy.transpose`.
+    """
+
 def trapezoid(
     y: ArrayLike, x: ArrayLike | None = ..., dx: ArrayLike = ..., axis: int | str = ...
-) -> Any: ...
-def tril(m: ArrayLike, k: int = ...) -> Any: ...
-def tril_indices_from(arr: ArrayLike | Any, k: int = ...) -> tuple[Any, Any]: ...
+) -> Any:
+    """Integrate along the given axis using the composite trapezoidal rule.
+
+    `transform` of `jax.numpy.trapezoid`.
+    """
+
+def tril(m: ArrayLike, k: int = ...) -> Any:
+    """Return lower triangle of an array.
+
+    `transform` of `jax.numpy.tril`.
+    """
+
+def tril_indices_from(arr: ArrayLike | Any, k: int = ...) -> tuple[Any, Any]:
+    """Return the indices of lower triangle of a given array.
+
+    `transform` of `jax.numpy.tril_indices_from`.
+    """
+
 def fill_diagonal(
     a: ArrayLike, val: ArrayLike, wrap: builtins.bool = ..., *, inplace: builtins.bool = ...
-) -> Any: ...
+) -> Any:
+    """Return a copy of the array with the diagonal overwritten.
+
+    `transform` of `jax.numpy.fill_diagonal`.
+    """
+
 def trim_zeros(
     filt: ArrayLike, trim: str = ..., axis: int | str | Sequence[int | str] | None = ...
-) -> Any: ...
-def triu(m: ArrayLike, k: int = ...) -> Any: ...
-def triu_indices_from(arr: ArrayLike | Any, k: int = ...) -> tuple[Any, Any]: ...
-def true_divide(x: ArrayLike, y: ArrayLike, /) -> Any: ...
-def trunc(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Trim leading and/or trailing zeros of the input array.
+
+    `transform` of `jax.numpy.trim_zeros`.
+    """
+
+def triu(m: ArrayLike, k: int = ...) -> Any:
+    """Return upper triangle of an array.
+
+    `transform` of `jax.numpy.triu`.
+    """
+
+def triu_indices_from(arr: ArrayLike | Any, k: int = ...) -> tuple[Any, Any]:
+    """Return the indices of upper triangle of a given array.
+
+    `transform` of `jax.numpy.triu_indices_from`.
+    """
+
+def true_divide(x: ArrayLike, y: ArrayLike, /) -> Any:
+    """Calculates the division of x1 by x2 element-wise
+
+    `transform` of `jax.numpy.true_divide`.
+    """
+
+def trunc(x: ArrayLike, /) -> Any:
+    """Round input to the nearest integer towards zero.
+
+    `transform` of `jax.numpy.trunc`.
+    """
+
 def union1d(
     ar1: ArrayLike,
     ar2: ArrayLike,
     *,
     size: int | None = ...,
     fill_value: ArrayLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Compute the set union of two 1D arrays.
+
+    `transform` of `jax.numpy.union1d`.
+    """
+
 def unique(
     ar: ArrayLike,
     return_index: builtins.bool = ...,
@@ -1338,34 +2747,84 @@ def unique(
     size: int | None = ...,
     fill_value: ArrayLike | None = ...,
     sorted: builtins.bool = ...,
-) -> Any: ...
+) -> Any:
+    """Return the unique values from an array.
+
+    `transform` of `jax.numpy.unique`.
+    """
+
 def unique_all(
     x: ArrayLike, /, *, size: int | None = ..., fill_value: ArrayLike | None = ...
-) -> Any: ...
+) -> Any:
+    """Return unique values from x, along with indices, inverse indices, and counts.
+
+    `transform` of `jax.numpy.unique_all`.
+    """
+
 def unique_counts(
     x: ArrayLike, /, *, size: int | None = ..., fill_value: ArrayLike | None = ...
-) -> Any: ...
+) -> Any:
+    """Return unique values from x, along with counts.
+
+    `transform` of `jax.numpy.unique_counts`.
+    """
+
 def unique_inverse(
     x: ArrayLike, /, *, size: int | None = ..., fill_value: ArrayLike | None = ...
-) -> Any: ...
+) -> Any:
+    """Return unique values from x, along with indices, inverse indices, and counts.
+
+    `transform` of `jax.numpy.unique_inverse`.
+    """
+
 def unique_values(
     x: ArrayLike, /, *, size: int | None = ..., fill_value: ArrayLike | None = ...
-) -> Any: ...
+) -> Any:
+    """Return unique values from x, along with indices, inverse indices, and counts.
+
+    `transform` of `jax.numpy.unique_values`.
+    """
+
 def unpackbits(
     a: ArrayLike,
     axis: int | str | None = ...,
     count: ArrayLike | None = ...,
     bitorder: str = ...,
-) -> Any: ...
-def unravel_index(indices: ArrayLike, shape: Any) -> tuple[Any, ...]: ...
-def unstack(x: ArrayLike, /, *, axis: int | str = ...) -> tuple[Any, ...]: ...
+) -> Any:
+    """Unpack the bits in a uint8 array.
+
+    `transform` of `jax.numpy.unpackbits`.
+    """
+
+def unravel_index(indices: ArrayLike, shape: Any) -> tuple[Any, ...]:
+    """Convert flat indices into multi-dimensional indices.
+
+    `transform` of `jax.numpy.unravel_index`.
+    """
+
+def unstack(x: ArrayLike, /, *, axis: int | str = ...) -> tuple[Any, ...]:
+    """Unstack an array along an axis.
+
+    `transform` of `jax.numpy.unstack`.
+    """
+
 def unwrap(
     p: ArrayLike,
     discont: ArrayLike | None = ...,
     axis: int | str = ...,
     period: ArrayLike = ...,
-) -> Any: ...
-def vander(x: ArrayLike, N: int | None = ..., increasing: builtins.bool = ...) -> Any: ...
+) -> Any:
+    """Unwrap a periodic signal.
+
+    `transform` of `jax.numpy.unwrap`.
+    """
+
+def vander(x: ArrayLike, N: int | None = ..., increasing: builtins.bool = ...) -> Any:
+    """Generate a Vandermonde matrix.
+
+    `transform` of `jax.numpy.vander`.
+    """
+
 def var(
     a: ArrayLike,
     axis: _Axis = ...,
@@ -1376,14 +2835,24 @@ def var(
     *,
     where: ArrayLike | None = ...,
     correction: int | float | None = ...,
-) -> Any: ...
+) -> Any:
+    """Compute the variance along a given axis.
+
+    `transform` of `jax.numpy.var`.
+    """
+
 def vdot(
     a: ArrayLike,
     b: ArrayLike,
     *,
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Perform a conjugate multiplication of two 1D vectors.
+
+    `transform` of `jax.numpy.vdot`.
+    """
+
 def vecdot(
     x1: ArrayLike,
     x2: ArrayLike,
@@ -1392,12 +2861,32 @@ def vecdot(
     axis: int | str = ...,
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
-) -> Any: ...
-def vecmat(x1: ArrayLike, x2: ArrayLike, /) -> Any: ...
-def vsplit(ary: ArrayLike, indices_or_sections: int | ArrayLike) -> list[Any]: ...
+) -> Any:
+    """Perform a conjugate multiplication of two batched vectors.
+
+    `transform` of `jax.numpy.vecdot`.
+    """
+
+def vecmat(x1: ArrayLike, x2: ArrayLike, /) -> Any:
+    """Batched conjugate vector-matrix product.
+
+    `transform` of `jax.numpy.vecmat`.
+    """
+
+def vsplit(ary: ArrayLike, indices_or_sections: int | ArrayLike) -> list[Any]:
+    """Split an array into sub-arrays vertically.
+
+    `transform` of `jax.numpy.vsplit`.
+    """
+
 def vstack(
     tup: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike], dtype: DTypeLike | None = ...
-) -> Any: ...
+) -> Any:
+    """Vertically stack arrays.
+
+    `transform` of `jax.numpy.vstack`.
+    """
+
 @overload
 def where(
     condition: ArrayLike,
@@ -1405,7 +2894,12 @@ def where(
     *,
     size: int | None = ...,
     fill_value: None | ArrayLike | tuple[ArrayLike, ...] = ...,
-) -> tuple[Any, ...]: ...
+) -> tuple[Any, ...]:
+    """Select elements from two arrays based on a condition.
+
+    `transform` of `jax.numpy.where`.
+    """
+
 @overload
 def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike, /) -> Any: ...
 def zeros_like(
@@ -1415,5 +2909,10 @@ def zeros_like(
     *,
     device: _Device | _Sharding | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
+) -> Any:
+    """Create an array full of zeros with the same shape and dtype as an array.
+
+    `transform` of `jax.numpy.zeros_like`.
+    """
+
 def __getattr__(name: str) -> Any: ...

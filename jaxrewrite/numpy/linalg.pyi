@@ -21,27 +21,82 @@ _Device: TypeAlias = Any  # JAX does not say which type it is.
 
 def cholesky(
     a: ArrayLike, *, upper: builtins.bool = ..., symmetrize_input: builtins.bool = ...
-) -> Any: ...
-def cond(x: ArrayLike, p: Any = ...) -> Any: ...
-def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: Any = ...) -> Any: ...
-def det(a: ArrayLike) -> Any: ...
-def diagonal(x: ArrayLike, /, *, offset: int = ...) -> Any: ...
-def eig(a: ArrayLike) -> Any: ...
+) -> Any:
+    """Compute the Cholesky decomposition of a matrix.
+
+    `transform` of `jax.numpy.linalg.cholesky`.
+    """
+
+def cond(x: ArrayLike, p: Any = ...) -> Any:
+    """Compute the condition number of a matrix.
+
+    `transform` of `jax.numpy.linalg.cond`.
+    """
+
+def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: Any = ...) -> Any:
+    """Compute the cross-product of two 3D vectors
+
+    `transform` of `jax.numpy.linalg.cross`.
+    """
+
+def det(a: ArrayLike) -> Any:
+    """Compute the determinant of an array.
+
+    `transform` of `jax.numpy.linalg.det`.
+    """
+
+def diagonal(x: ArrayLike, /, *, offset: int = ...) -> Any:
+    """Extract the diagonal of an matrix or stack of matrices.
+
+    `transform` of `jax.numpy.linalg.diagonal`.
+    """
+
+def eig(a: ArrayLike) -> Any:
+    """Compute the eigenvalues and eigenvectors of a square array.
+
+    `transform` of `jax.numpy.linalg.eig`.
+    """
+
 def eigh(
     a: ArrayLike, UPLO: str | None = ..., symmetrize_input: builtins.bool = ...
-) -> Any: ...
-def eigvals(a: ArrayLike) -> Any: ...
+) -> Any:
+    """Compute the eigenvalues and eigenvectors of a Hermitian matrix.
+
+    `transform` of `jax.numpy.linalg.eigh`.
+    """
+
+def eigvals(a: ArrayLike) -> Any:
+    """Compute the eigenvalues of a general matrix.
+
+    `transform` of `jax.numpy.linalg.eigvals`.
+    """
+
 def eigvalsh(
     a: ArrayLike, UPLO: str | None = ..., *, symmetrize_input: builtins.bool = ...
-) -> Any: ...
-def inv(a: ArrayLike) -> Any: ...
+) -> Any:
+    """Compute the eigenvalues of a Hermitian matrix.
+
+    `transform` of `jax.numpy.linalg.eigvalsh`.
+    """
+
+def inv(a: ArrayLike) -> Any:
+    """Return the inverse of a square matrix
+
+    `transform` of `jax.numpy.linalg.inv`.
+    """
+
 def lstsq(
     a: ArrayLike,
     b: ArrayLike,
     rcond: float | None = ...,
     *,
     numpy_resid: builtins.bool = ...,
-) -> tuple[Any, Any, Any, Any]: ...
+) -> tuple[Any, Any, Any, Any]:
+    """Return the least-squares solution to a linear equation.
+
+    `transform` of `jax.numpy.linalg.lstsq`.
+    """
+
 def matmul(
     x1: ArrayLike,
     x2: ArrayLike,
@@ -49,45 +104,115 @@ def matmul(
     *,
     precision: Any = ...,
     preferred_element_type: DTypeLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Perform a matrix multiplication.
+
+    `transform` of `jax.numpy.linalg.matmul`.
+    """
+
 def matrix_norm(
     x: ArrayLike, /, *, keepdims: builtins.bool = ..., ord: str | int = ...
-) -> Any: ...
-def matrix_power(a: ArrayLike, n: int) -> Any: ...
+) -> Any:
+    """Compute the norm of a matrix or stack of matrices.
+
+    `transform` of `jax.numpy.linalg.matrix_norm`.
+    """
+
+def matrix_power(a: ArrayLike, n: int) -> Any:
+    """Raise a square matrix to an integer power.
+
+    `transform` of `jax.numpy.linalg.matrix_power`.
+    """
+
 def matrix_rank(
     M: ArrayLike,
     rtol: ArrayLike | None = ...,
     *,
     hermitian: builtins.bool = ...,
     tol: ArrayLike | None = ...,
-) -> Any: ...
-def matrix_transpose(x: ArrayLike, /) -> Any: ...
-def multi_dot(arrays: Sequence[ArrayLike], *, precision: Any = ...) -> Any: ...
+) -> Any:
+    """Compute the rank of a matrix.
+
+    `transform` of `jax.numpy.linalg.matrix_rank`.
+    """
+
+def matrix_transpose(x: ArrayLike, /) -> Any:
+    """Transpose a matrix or stack of matrices.
+
+    `transform` of `jax.numpy.linalg.matrix_transpose`.
+    """
+
+def multi_dot(arrays: Sequence[ArrayLike], *, precision: Any = ...) -> Any:
+    """Efficiently compute matrix products between a sequence of arrays.
+
+    `transform` of `jax.numpy.linalg.multi_dot`.
+    """
+
 def norm(
     x: ArrayLike,
     ord: int | str | None = ...,
     axis: None | tuple[int | str, ...] | int | str = ...,
     keepdims: builtins.bool = ...,
-) -> Any: ...
-def outer(x1: ArrayLike, x2: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Compute the norm of a matrix or vector.
+
+    `transform` of `jax.numpy.linalg.norm`.
+    """
+
+def outer(x1: ArrayLike, x2: ArrayLike, /) -> Any:
+    """Compute the outer product of two 1-dimensional arrays.
+
+    `transform` of `jax.numpy.linalg.outer`.
+    """
+
 def pinv(
     a: ArrayLike,
     rtol: ArrayLike | None = ...,
     hermitian: builtins.bool = ...,
     *,
     rcond: ArrayLike | None = ...,
-) -> Any: ...
-def qr(a: ArrayLike, mode: str = ...) -> Any: ...
-def slogdet(a: ArrayLike, *, method: str | None = ...) -> Any: ...
-def solve(a: ArrayLike, b: ArrayLike) -> Any: ...
+) -> Any:
+    """Compute the (Moore-Penrose) pseudo-inverse of a matrix.
+
+    `transform` of `jax.numpy.linalg.pinv`.
+    """
+
+def qr(a: ArrayLike, mode: str = ...) -> Any:
+    """Compute the QR decomposition of an array
+
+    `transform` of `jax.numpy.linalg.qr`.
+    """
+
+def slogdet(a: ArrayLike, *, method: str | None = ...) -> Any:
+    """Compute the sign and (natural) logarithm of the determinant of an array.
+
+    `transform` of `jax.numpy.linalg.slogdet`.
+    """
+
+def solve(a: ArrayLike, b: ArrayLike) -> Any:
+    """Solve a linear system of equations.
+
+    `transform` of `jax.numpy.linalg.solve`.
+    """
+
 def svd(
     a: ArrayLike,
     full_matrices: builtins.bool = ...,
     compute_uv: builtins.bool = ...,
     hermitian: builtins.bool = ...,
     subset_by_index: tuple[int, int] | None = ...,
-) -> Any: ...
-def svdvals(x: ArrayLike, /) -> Any: ...
+) -> Any:
+    """Compute the singular value decomposition.
+
+    `transform` of `jax.numpy.linalg.svd`.
+    """
+
+def svdvals(x: ArrayLike, /) -> Any:
+    """Compute the singular values of a matrix.
+
+    `transform` of `jax.numpy.linalg.svdvals`.
+    """
+
 def tensordot(
     x1: ArrayLike,
     x2: ArrayLike,
@@ -97,12 +222,32 @@ def tensordot(
     precision: Any = ...,
     preferred_element_type: DTypeLike | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
-def tensorinv(a: ArrayLike, ind: int = ...) -> Any: ...
+) -> Any:
+    """Compute the tensor dot product of two N-dimensional arrays.
+
+    `transform` of `jax.numpy.linalg.tensordot`.
+    """
+
+def tensorinv(a: ArrayLike, ind: int = ...) -> Any:
+    """Compute the tensor inverse of an array.
+
+    `transform` of `jax.numpy.linalg.tensorinv`.
+    """
+
 def tensorsolve(
     a: ArrayLike, b: ArrayLike, axes: tuple[int | str, ...] | None = ...
-) -> Any: ...
-def trace(x: ArrayLike, /, *, offset: int = ..., dtype: DTypeLike | None = ...) -> Any: ...
+) -> Any:
+    """Solve the tensor equation a x = b for x.
+
+    `transform` of `jax.numpy.linalg.tensorsolve`.
+    """
+
+def trace(x: ArrayLike, /, *, offset: int = ..., dtype: DTypeLike | None = ...) -> Any:
+    """Compute the trace of a matrix.
+
+    `transform` of `jax.numpy.linalg.trace`.
+    """
+
 def vecdot(
     x1: ArrayLike,
     x2: ArrayLike,
@@ -111,7 +256,12 @@ def vecdot(
     axis: int | str = ...,
     precision: Any = ...,
     preferred_element_type: DTypeLike | None = ...,
-) -> Any: ...
+) -> Any:
+    """Compute the (batched) vector conjugate dot product of two arrays.
+
+    `transform` of `jax.numpy.linalg.vecdot`.
+    """
+
 def vector_norm(
     x: ArrayLike,
     /,
@@ -119,5 +269,10 @@ def vector_norm(
     axis: int | str | tuple[int | str, ...] | None = ...,
     keepdims: builtins.bool = ...,
     ord: int | str = ...,
-) -> Any: ...
+) -> Any:
+    """Compute the vector norm of a vector or batch of vectors.
+
+    `transform` of `jax.numpy.linalg.vector_norm`.
+    """
+
 def __getattr__(name: str) -> Any: ...

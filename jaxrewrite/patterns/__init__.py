@@ -28,12 +28,19 @@ if TYPE_CHECKING:
 
     from ._attention import attention_rules as attention_rules
 
-    attention: Rules
-    linalg: Rules
-    loops: Rules
-    normal: Rules
-    stable: Rules
-    structured: Rules
+
+attention: "Rules"
+"""Attention as libraries write it, and the function of JAX for it."""
+linalg: "Rules"
+"""Inverses, determinants and products of matrices, and what computes the same for less."""
+loops: "Rules"
+"""Loops that keep what they need not keep, or compute what they need not compute."""
+normal: "Rules"
+"""Densities of normal distributions whose covariance is a sum with structure."""
+stable: "Rules"
+"""Formulas that lose digits or overflow, and those that do not."""
+structured: "Rules"
+"""Diagonals that a program adds to a matrix with structure, and Kronecker sums."""
 
 
 # Each table is ``rules`` of the module ``_<name>``. A module of the table's own name would

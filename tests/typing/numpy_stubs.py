@@ -3,21 +3,22 @@
 ``python tests/typing/numpy_stubs.py``, with the oldest JAX that the library supports, writes
 them, and ``ruff check --fix jaxrewrite/numpy; ruff format jaxrewrite/numpy`` formats them. A
 checker can't know what ``jaxrewrite.numpy`` has, because its functions are made at their first
-use. In the stubs, each function takes values where that of `jax.numpy` takes arrays.
+use. In the stubs, each function takes values where that of `jax.numpy` takes arrays, and has
+the first words of its docstring, for editors to show.
 """
 
 import ast
 import inspect
 import pathlib
 import re
+import textwrap
 
 import jax.numpy as jnp
 
-import jaxrewrite
 from jaxrewrite._staging.namespace import _AXES
 
 
-FOLDER = pathlib.Path(jaxrewrite.__file__).parent / "numpy"
+FOLDER = pathlib.Path(__file__).parents[2] / "jaxrewrite" / "numpy"
 SOURCES = {"__init__": jnp, "fft": jnp.fft, "linalg": jnp.linalg}
 
 HEAD = '''"""{title}
@@ -122,6 +123,14 @@ def _declaration(fn):
     return fn
 
 
+def _summary(module, name):
+    """What JAX says of a function in its first paragraph, and who says more."""
+    first = inspect.getdoc(getattr(module, name)).partition("\n\n")[0]
+    lines = textwrap.wrap(" ".join(first.split()), 84)
+    more = f"`transform` of `{module.__name__}.{name}`."
+    return "\n".join([*lines, "", more, ""])
+
+
 def _takes_arrays(fn):
     every = (*fn.args.posonlyargs, *fn.args.args, *fn.args.kwonlyargs, fn.args.vararg)
     given = [ast.unparse(arg.annotation) for arg in every if arg and arg.annotation]
@@ -144,21 +153,26 @@ def _definitions(module):
 def stub(name):
     """The text of a stub, not formatted."""
     module = SOURCES[name]
-    own, others = [], set()
+    own, others, described = [], set(), set()
     nodes = list(_definitions(module))
     functions = [n for n in nodes if isinstance(n, ast.FunctionDef)]
     on_arrays = {fn.name for fn in functions if _takes_arrays(fn)}
     for node in nodes:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             if node.name in on_arrays:
-                own.append(ast.unparse(_declaration(node)))
+                declared = _declaration(node)
+                if node.name not in described:  # An overload is described once.
+                    declared.body = [ast.Expr(ast.Constant(_summary(module, node.name)))]
+                described.add(node.name)
+                own.append(ast.unparse(declared))
             else:
                 others.add(node.name)
         elif isinstance(node, ast.AnnAssign | ast.Assign):
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
             if hasattr(module, target.id) and not target.id.startswith("_"):
                 if ast.unparse(getattr(node, "annotation", target)) == "BinaryUfunc":
-                    own.append(ast.unparse(node))
+                    summary = _summary(module, target.id)
+                    own.append(f'{ast.unparse(node)}\n"""{summary}"""')
                 else:
                     others.add(target.id)
         elif isinstance(node, ast.ClassDef) and node.name == "BinaryUfunc":

@@ -140,6 +140,10 @@ def decorated(x: Array, y: float) -> tuple[Array, int]:
     return x * y, 2
 
 
+def two_results(x: Array) -> tuple[Array, int]:
+    return -x, 2
+
+
 @functools.partial(transform, materialise="allow", rules=rules)
 def with_options(x: Array) -> Array:
     return -x
@@ -160,9 +164,17 @@ def transformed(v: Scaled, x: Array) -> None:
     assert_type(Layer().apply(x), Array)
     transform(run, lambda leaf: leaf is v, materialise="allow")(x, x)
     # Where values are among the arguments, the result may be one.
-    assert_type(run(v, x), Any)
-    assert_type(with_options(v), Any)
-    assert_type(transform(jnp.negative, rules=rules)(v), Any)
+    result = run(v, x)
+    assert_type(result, Array | Any)
+    as_array: Array = result  # It goes where an array goes, and has what an array has.
+    assert_type(as_array, Array)
+    assert_type(result.shape, tuple[int, ...] | Any)
+    if isinstance(result, Scaled):
+        assert_type(result.name, str)
+    negated, count = transform(two_results)(v)
+    assert_type(count, int | Any)
+    if isinstance(negated, Scaled):
+        assert_type(negated.name, str)
     as_callable: Callable[[Array, Array], Array] = run
     assert_type(as_callable(x, x), Array)
     assert_type(run.__name__, str)

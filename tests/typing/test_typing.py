@@ -36,11 +36,12 @@ def test_the_program_that_checkers_check_runs(run, bulk):
 
 
 def declarations(text):
-    """The names that a stub imports, and the text of all else in it."""
+    """The names that a stub imports, and the text of all else in it, on whatever lines."""
     body = ast.parse(text).body
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {alias.asname for node in imports for alias in node.names} - {None}
-    return names, [ast.unparse(node) for node in body if node not in imports]
+    others = [ast.unparse(node) for node in body if node not in imports]
+    return names, [" ".join(text.replace(r"\n", " ").split()) for text in others]
 
 
 @pytest.mark.parametrize("name", ["__init__", "fft", "linalg"])

@@ -84,6 +84,7 @@ class Named(Annotated):
     """
 
     outer = 40
+    _holds_its_own = False
 
     # Only the names are lost. Derivative rules get arrays without names.
     materialise_policy = "allow"

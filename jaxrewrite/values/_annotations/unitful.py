@@ -104,11 +104,12 @@ class Unitful(Annotated):
     >>> mass + velocity[:, 0]
     Traceback (most recent call last):
     ...
-    jaxrewrite.values._annotations.units.UnitsError: add needs operands of equal units; got kg and m s^-1.
+    jaxrewrite.values.UnitsError: add needs operands of equal units; got kg and m s^-1.
     ...
     """
 
     outer = 30
+    _holds_its_own = False
 
     array: Any
     units: Units = jaxrewrite.field(static=True)

@@ -15,6 +15,8 @@ from typing import Any
 class UnitsError(ValueError):
     """Operands have units that do not agree, or units where none are allowed."""
 
+    __module__ = "jaxrewrite.values"
+
 
 _FACTOR = re.compile(
     r"\s*(?P<times>[*·/]?)\s*(?P<name>\w+)"
