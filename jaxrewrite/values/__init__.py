@@ -87,6 +87,7 @@ from ._weights.microscaled import Microscaled as Microscaled
 from ._weights.nf4 import NF4 as NF4
 from ._weights.quantise import quantise as quantise
 from ._weights.quantised import Quantised as Quantised
+from ._weights.weight_axes import WeightAxes as WeightAxes, weight_axes as weight_axes
 
 
 if _typing.TYPE_CHECKING:

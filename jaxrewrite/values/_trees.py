@@ -18,9 +18,7 @@ from ._base.chosen import chosen_leaves
 from ._base.progress import Progress, shown
 from ._base.structured import bytes_text, nbytes_of
 from ._weights.lora import Lora
-
-
-Axes = tuple[Sequence[int], Sequence[int]]
+from ._weights.weight_axes import AnyAxes, WeightAxes, axes_of_leaf
 
 
 def adapt(
@@ -30,7 +28,7 @@ def adapt(
     key: Array,
     *,
     scale: float = 1.0,
-    axes: Axes | Callable[[str, Any], Axes | None] | None = None,
+    axes: AnyAxes = None,
     progress: Progress | None = None,
 ) -> Any:
     r"""Replace chosen weights of a pytree by `Lora`.
@@ -56,12 +54,11 @@ def adapt(
     scale
         The number that multiplies each change.
     axes
-        The row and the column axes of a weight, ``(rows, cols)``, or a function of the
-        path and the leaf that returns them. All other axes are batch axes, as in stacked
-        layers. Weights of more than two axes need it, such as the attention kernels of
-        Flax: ``((0,), (1, 2))`` for the shape (features, heads, head size), and
-        ``((0, 1), (2,))`` for the projection of the output. ``None`` means the two axes of
-        a matrix.
+        Which axes of each weight are its rows and its columns: what `weight_axes` found out,
+        for any weights. Or the pair ``(rows, cols)`` of a weight, such as ``((0,), (1, 2))`` for
+        the shape (features, heads, head size); a mapping from paths to pairs; or a function
+        of the path and the leaf that returns the pair. All other axes are batch axes, as in
+        stacked layers. ``None`` means the two axes of a matrix.
     progress
         A function to show the progress, such as ``tqdm.tqdm``. It is called with the paths of
         the chosen leaves, and returns an iterator over them. The next item is taken as the
@@ -76,7 +73,7 @@ def adapt(
     ------
     ValueError
         If no leaf is chosen, a chosen leaf has more or fewer than two axes and no ``axes``,
-        or lacks one of its ``axes``, ``rank`` is not positive, or what ``progress`` returns has more or fewer items than leaves were chosen.
+        ``axes`` lacks it, or it lacks one of its ``axes``, ``rank`` is not positive, or what ``progress`` returns has more or fewer items than leaves were chosen.
     TypeError
         If ``key`` is no key, or ``where`` no function.
 
@@ -97,6 +94,15 @@ def adapt(
     >>> model = lambda p, x: x @ p["dense"]["kernel"] + p["dense"]["bias"]
     >>> jaxrewrite.transform(model)(adapted, jnp.ones(3))
     Array([3., 3., 3., 3.], dtype=float32)
+
+    The layers of a scan, stacked:
+
+    >>> layers = jnp.ones((5, 4, 4))
+    >>> deep = lambda layers, x: jax.lax.scan(lambda x, w: (x @ w, None), x, layers)[0]
+    >>> axes = values.weight_axes(deep, layers, jnp.ones(4))
+    >>> adapted = values.adapt(layers, lambda *_: True, 2, jax.random.key(0), axes=axes)
+    >>> adapted.a.shape, adapted.b.shape
+    ((5, 4, 2), (5, 2, 4))
     """
     if not isinstance(rank, (int, np.integer)) or rank < 1:
         raise ValueError(f"adapt: rank is {rank}; it must be an integer of at least 1.")
@@ -111,8 +117,8 @@ def adapt(
     keys = jax.random.split(key, len(positions))
     steps = shown([paths[i] for i in positions], progress)
     for i, leaf_key, _ in zip(positions, keys, steps, strict=True):
-        axes_of_leaf = axes(paths[i], swapped[i]) if callable(axes) else axes
-        swapped[i] = _adapted(paths[i], swapped[i], rank, leaf_key, scale, axes_of_leaf)
+        own = axes_of_leaf("adapt", axes, paths[i], swapped[i])
+        swapped[i] = _adapted(paths[i], swapped[i], rank, leaf_key, scale, own)
     return jax.tree_util.tree_unflatten(treedef, swapped)
 
 
@@ -129,18 +135,9 @@ def _is_key(key: Any) -> bool:
 
 
 def _adapted(
-    path: str, w: Any, rank: int, key: Array, scale: float, axes: Axes | None
+    path: str, w: Any, rank: int, key: Array, scale: float, axes: WeightAxes
 ) -> Lora:
-    if axes is None:
-        if w.ndim != 2:
-            raise ValueError(
-                f"adapt: {path} has shape {w.shape}, which is not that of a matrix. Give "
-                "its row and column axes by axes."
-            )
-        axes = (0,), (1,)
-    if not all(-w.ndim <= axis < w.ndim for group in axes for axis in group):
-        raise ValueError(f"adapt: {path} has shape {w.shape}, and no axes {axes}.")
-    rows, cols = ([axis % w.ndim for axis in group] for group in axes)
+    rows, cols = axes
     batch = [i for i in range(w.ndim) if i not in rows and i not in cols]
     sizes = [[w.shape[i] for i in group] for group in (batch, rows, cols)]
     full = min(math.prod(sizes[1]), math.prod(sizes[2]))

@@ -288,7 +288,7 @@ def _(v: Coded, *indices: ArrayLike, primitive: Any, **params: Any) -> Any:
     part = moved(primitive.name, v, *indices, may_grow=True, **params)
     if part is NotImplemented:
         return NotImplemented
-    are_weights = _TAKES_WEIGHTS[primitive.name](v.shape, **params)
+    are_weights = TAKES_WEIGHTS[primitive.name](v.shape, **params)
     return part if are_weights and not has_grown(v, part) else part.materialise()
 
 
@@ -318,7 +318,7 @@ def _is_weight(
     return len(there) > 1
 
 
-_TAKES_WEIGHTS: dict[str, Callable[..., bool]] = {
+TAKES_WEIGHTS: dict[str, Callable[..., bool]] = {
     "squeeze": lambda shape, dimensions: len(shape) - len(dimensions) > 1,
     "dynamic_slice": _is_weight,
     "gather": takes_matrices,
