@@ -75,30 +75,37 @@ def weight_axes(
     out (1,) (0,)
     """
     record = _Record()
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_value)
+    flat, treedef = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_value)
+    paths = [keystr(path, simple=True, separator="/") for path, _ in flat]
+    leaves = [leaf for _, leaf in flat]
     others, others_treedef = jax.tree.flatten((args, kwargs))
-    stand_ins = {
-        keystr(path, simple=True, separator="/"): (
-            i,
-            jax.ShapeDtypeStruct(x.shape, x.dtype),
-        )
-        for i, (path, x) in enumerate(leaves)
-        if _is_floating(x)
+
+    def run(own: dict[int, Any], rest: dict[int, Any]) -> None:
+        """Trace with arrays in the place of all that has a shape."""
+        stood_in = {
+            i: _StandIn.of(x, paths[i], record) if _is_floating(x) else x
+            for i, x in own.items()
+        }
+        params = jax.tree.unflatten(treedef, _filled(leaves, stood_in))
+        args, kwargs = jax.tree.unflatten(others_treedef, _filled(others, rest))
+        jaxrewrite.transform(fn, materialise="allow")(params, *args, **kwargs)
+
+    jax.eval_shape(run, _avals(leaves), _avals(others))
+    found = record.lookups | record.products
+    return {path: found[path] for path in paths if path in found}
+
+
+def _avals(leaves: list[Any]) -> dict[int, Any]:
+    """The shapes and dtypes of the arrays and values in a list, by their positions."""
+    return {
+        i: jax.ShapeDtypeStruct(x.shape, x.dtype)
+        for i, x in enumerate(leaves)
+        if hasattr(x, "shape") and hasattr(x, "dtype")
     }
 
-    def run(weights: dict[str, Any], arrays: dict[int, Any]) -> None:
-        filled = dict(enumerate(x for _, x in leaves))
-        for path, weight in weights.items():
-            filled[stand_ins[path][0]] = _StandIn.of(weight, path, record)
-        whole = dict(enumerate(others)) | arrays
-        args, kwargs = jax.tree.unflatten(others_treedef, whole.values())
-        implicit = jaxrewrite.transform(fn, materialise="allow")
-        implicit(jax.tree.unflatten(treedef, filled.values()), *args, **kwargs)
 
-    arrays = {i: x for i, x in enumerate(others) if hasattr(x, "shape")}
-    jax.eval_shape(run, {path: aval for path, (_, aval) in stand_ins.items()}, arrays)
-    found = record.lookups | record.products
-    return {path: found[path] for path in stand_ins if path in found}
+def _filled(leaves: list[Any], arrays: dict[int, Any]) -> list[Any]:
+    return [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
 
 
 def axes_of_leaf(caller: str, axes: AnyAxes, path: str, w: Any) -> WeightAxes:
@@ -130,8 +137,7 @@ def axes_of_leaf(caller: str, axes: AnyAxes, path: str, w: Any) -> WeightAxes:
 
 
 def _is_floating(x: Any) -> bool:
-    dtype = getattr(x, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
 
 
 class _Record:

@@ -217,7 +217,8 @@ def test_values_and_shapes_are_taken_for_weights():
         "a": Quantised.quantise(jnp.ones((4, 2))),
         "b": jax.ShapeDtypeStruct((3, 2), "f4"),
     }
-    model = lambda params, x: params["b"] @ (x @ params["a"])
+    params["count"] = jax.ShapeDtypeStruct((), "i4")
+    model = lambda params, x: params["b"] @ (x @ params["a"]) * params["count"]
     assert weight_axes(model, params, jnp.ones(4)) == {"a": ((0,), (1,)), "b": ((1,), (0,))}
 
 
