@@ -17,7 +17,7 @@ from .float8 import DTYPES, Float8
 from .microscaled import FORMATS as MICROSCALED, Microscaled
 from .nf4 import NF4
 from .quantised import Quantised
-from .weight_axes import AnyAxes, axes_of_leaf
+from .weight_axes import AnyAxes, WeightAxes, axes_of_leaf
 
 
 # The formats that share scales in blocks by default, and the size of these.
@@ -101,10 +101,7 @@ def quantise(
     >>> quantise(linear, lambda path, _: path == "weight", 4, block=64, axes=axes).weight
     Quantised<f32[4,128], 288 B>(q=Nibbles<i4[4,128], 256 B>, scale=f32[4,2], zero=None)
     """
-    if not isinstance(bits, (int, np.integer)) and bits not in FORMATS:
-        raise ValueError(
-            f"quantise: bits is {bits!r}. It must be 2 to 8, or one of {FORMATS}."
-        )
+    check_format("quantise", bits)
     flat, treedef = tree_flatten_with_path(
         tree, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)
     )
@@ -116,8 +113,11 @@ def quantise(
         positions, shown([paths[i] for i in positions], progress), strict=True
     ):
         try:
-            own = options if axes is None else _along(axes, path, leaves[i], bits, options)
-            leaves[i] = _quantised(leaves[i], bits, own)
+            if axes is None:
+                leaves[i] = _quantised(leaves[i], bits, options)
+            else:
+                own = axes_of_leaf("quantise", axes, path, leaves[i])
+                leaves[i] = quantised_along(own, leaves[i], bits, options)
         except ValueError as error:
             raise ValueError(
                 f"quantise: `{path}` can't be quantised. {error}{_way_out(axes, options)}"
@@ -134,16 +134,21 @@ def _way_out(axes: AnyAxes, options: dict[str, Any]) -> str:
     )
 
 
-def _along(
-    axes: AnyAxes, path: str, w: Any, bits: Any, options: dict[str, Any]
-) -> dict[str, Any]:
-    """The options of the format, with blocks along the summed axes."""
+def check_format(caller: str, bits: Any) -> None:
+    if not isinstance(bits, (int, np.integer)) and bits not in FORMATS:
+        raise ValueError(
+            f"{caller}: bits is {bits!r}. It must be 2 to 8, or one of {FORMATS}."
+        )
+
+
+def quantised_along(axes: WeightAxes, w: Any, bits: Any, options: dict[str, Any]) -> Any:
+    """A weight in a format, with blocks along the axes that a product sums."""
     block = options.get("block", DEFAULT_BLOCKS.get(bits))
     if "axis" in options or not (block is None or isinstance(block, (int, np.integer))):
         raise ValueError(
             "`axes` says which axes are summed, so `block` is one number, and there is no `axis`."
         )
-    rows, _ = axes_of_leaf("quantise", axes, path, w)
+    rows = axes.rows
     summed = math.prod(w.shape[i] for i in rows)
     wanted = summed if block is None else min(block, summed)
     sizes, left = [1] * w.ndim, wanted
@@ -157,7 +162,7 @@ def _along(
             f"near {block} divide them: the nearest have {got}. Give another `block`, or None for "
             "one scale for all that is summed."
         )
-    return {**options, "block": tuple(sizes)}
+    return _quantised(w, bits, {**options, "block": tuple(sizes)})
 
 
 def _nearest_divisor(n: int, to: int) -> int:
