@@ -111,6 +111,8 @@ PAGES_OF_TYPES = {
         "Weights",
         {
             "Lora": lora,
+            "Dora": lambda: values.Dora.of(lora()),
+            "Rescaled": lambda: values.Rescaled(weight(), jnp.asarray([some(8)])),
             "Quantised": lambda: values.Quantised.quantise(weight(), 8, axis=-1),
             "Float8": lambda: values.Float8.quantise(weight()),
             "NF4": lambda: values.NF4.quantise(weight(), (8, 1)),

@@ -6,14 +6,15 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxrewrite
 from jaxrewrite import Value
-from jaxrewrite.values import Lora
+from jaxrewrite.values import Dora, Lora
 
 from ._peft import COMPUTED, Adapter, read, write
 
@@ -22,6 +23,11 @@ from ._peft import COMPUTED, Adapter, read, write
 Modules = str | Sequence[str] | None
 Names = Mapping[str, Modules] | Callable[[str], Modules]
 Layout = Literal["in_out", "out_in"]
+Kind = Literal["linear", "embedding", "convolution"]
+Kinds = Mapping[str, Kind] | Callable[[str], Kind]
+
+# What Flax, and PyTorch and Equinox, call the weight of a module.
+_LAST_NAMES = ("kernel", "embedding", "weight")
 
 # The names of the functions, for their errors.
 _SAVE, _LOAD = "save_adapter", "load_adapter"
@@ -33,10 +39,11 @@ def save_adapter(
     *,
     names: Names | None = None,
     layout: Layout = "in_out",
+    kinds: Kinds | None = None,
     use_rslora: bool = False,
     config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the adapters of a pytree, and nothing else of it, in the format of peft.
+    r"""Write the adapters of a pytree, and nothing else of it, in the format of peft.
 
     The directory gets ``adapter_model.safetensors`` and ``adapter_config.json``. If it has such
     files, they are replaced when the new ones are written.
@@ -46,19 +53,25 @@ def save_adapter(
     directory
         The directory, which is made if there is none.
     params
-        A pytree with `Lora` weights. Their ranks and scales may differ: those that are not
+        A pytree with `Lora` weights, or `Dora` weights. Their ranks and scales may differ: those that are not
         the most frequent are written as ``rank_pattern`` and ``alpha_pattern``.
     names
         The module of PyTorch to which each weight belongs: a function of the path of the
         weight, or a table by such paths. A path is that of `jaxrewrite.values.adapt`, such as
         ``"params/attention/query/kernel"``. A weight that is the stack of several layers'
         weights has a sequence of modules. By default the slashes become dots and a last
-        ``kernel`` or ``weight`` is dropped: ``"params.attention.query"``. A weight of which
+        ``kernel``, ``embedding`` or ``weight`` is dropped: ``"params.attention.query"``. A weight of which
         nothing is left so needs a name.
     layout
         The order of the axes of the weights here: ``"in_out"`` for those that are
         multiplied from the right, ``x @ w``, as in Flax, and ``"out_in"`` for ``w @ x``, as
-        in Equinox. In the file both are as in PyTorch.
+        in Equinox. In the file both are as in PyTorch. Embeddings are (tokens, width) in both.
+        Kernels of convolutions are (\*window, in, out), and (out, in, \*window).
+    kinds
+        What each weight is in PyTorch: ``"linear"``, ``"embedding"`` or ``"convolution"``, by a table
+        or a function as for ``names``. By default a weight whose path ends with ``embedding`` is one,
+        as in Flax, and one of more than two axes in a module whose name starts with ``conv`` is
+        that.
     use_rslora
         Whether the file says alpha as rank-stabilised LoRA does: the scale is then alpha over
         the root of the rank, and not over the rank. The scale is the same either way.
@@ -98,12 +111,13 @@ def save_adapter(
         )
     adapters: dict[str, Adapter] = {}
     for _, path, weight in _weights(_SAVE, params):
-        if not isinstance(weight, Lora):
+        if not isinstance(weight, (Lora, Dora)):
             continue
         modules = _modules(_SAVE, names, path)
         if modules is None:
             raise ValueError(f"{_SAVE}: names has no module for {path}, which is adapted.")
-        for module, adapter in _split(path, weight, modules, layout):
+        kind = _kind(kinds, path, weight)
+        for module, adapter in _split(path, weight, modules, layout, kind):
             if not module:
                 raise ValueError(
                     f"{_SAVE}: the module of {path or 'this Lora'} has no name. Say by `names` "
@@ -114,6 +128,10 @@ def save_adapter(
             adapters[module] = adapter
     if not adapters:
         raise ValueError(f"{_SAVE}: there is no Lora in this pytree.")
+    if len({adapter.magnitude is None for adapter in adapters.values()}) > 1:
+        raise ValueError(
+            f"{_SAVE}: there are Lora and Dora weights. A file of peft has one or the other."
+        )
     write(pathlib.Path(directory), adapters, use_rslora, config or {})
 
 
@@ -135,16 +153,16 @@ def load_adapter(
     directory
         The directory with ``adapter_model.safetensors`` and ``adapter_config.json``.
     params
-        A pytree whose weights are arrays, values such as quantised weights, or `Lora`, of
+        A pytree whose weights are arrays, values such as quantised weights, or `Lora` or `Dora`, of
         which the base is taken and, if it has more than two axes, ``rows`` and ``cols``: use
-        `jaxrewrite.values.adapt` for such weights first.
+        `jaxrewrite.values.adapt` for weights with heads first.
     names, layout
         As in `save_adapter`. A function may return None for weights that have no adapter.
 
     Returns
     -------
     Any
-        The same pytree, with a `Lora` for each module of the file. The factors have the dtypes
+        The same pytree, with a `Lora`, or a `Dora`, for each module of the file. The factors have the dtypes
         of the file. The base weights are the same objects as in ``params``.
 
     Raises
@@ -154,8 +172,8 @@ def load_adapter(
     FileNotFoundError
         If one of the files is missing.
     ValueError
-        If a file is damaged; if the adapter is not LoRA of linear layers as it is computed
-        here, such as DoRA; if it has modules that no weight of ``params`` has, or lacks one
+        If a file is damaged; if the adapter is not LoRA or DoRA of linear layers, embeddings and
+        convolutions in one group; if it has modules that no weight of ``params`` has, or lacks one
         that ``names`` lists; if ``names`` lists what is no weight; or if shapes, ranks or
         dtypes don't fit.
 
@@ -182,7 +200,7 @@ def load_adapter(
     leaves = [leaf for _, leaf in flat]
     for i, path, weight in _weights(_LOAD, params):
         paths.append(path)
-        leaves[i] = weight.w if isinstance(weight, Lora) else weight
+        leaves[i] = weight.w if isinstance(weight, (Lora, Dora)) else weight
         modules = _modules(_LOAD, names, path)
         listed = _listed(modules)
         there = [module for module in listed if module in adapters]
@@ -227,7 +245,7 @@ def _weights(by: str, tree: Any) -> Iterator[tuple[int, str, Any]]:
 
 
 def _check_no_lora_inside(by: str, path: str, weight: Any) -> None:
-    is_inner = lambda x: x is not weight and isinstance(x, Lora)
+    is_inner = lambda x: x is not weight and isinstance(x, (Lora, Dora))
     if any(map(is_inner, jax.tree.leaves(weight, is_leaf=is_inner))):
         raise ValueError(
             f"{by}: {path} is a {type(weight).__name__} with a Lora inside. Files of peft "
@@ -242,7 +260,7 @@ def _is_value(x: Any) -> bool:
 def _modules(by: str, names: Names | None, path: str) -> Modules:
     if names is None:
         *above, last = path.split("/")
-        return ".".join(above if last in ("kernel", "weight") else [*above, last])
+        return ".".join(above if last in _LAST_NAMES else [*above, last])
     modules = names.get(path) if isinstance(names, Mapping) else names(path)
     is_list = isinstance(modules, Sequence) and all(isinstance(x, str) for x in modules)
     if not (modules is None or is_list):
@@ -262,11 +280,27 @@ def _some(names: Sequence[str]) -> str:
     return f"{shown}, and {len(names) - 5} more" if len(names) > 5 else shown
 
 
+def _kind(kinds: Kinds | None, path: str, v: Any) -> Kind:
+    if kinds is not None:
+        kind = kinds.get(path, "linear") if isinstance(kinds, Mapping) else kinds(path)
+        if kind not in get_args(Kind):
+            raise ValueError(
+                f"{_SAVE}: kinds gives {kind!r} for {path}; it must be one of {get_args(Kind)}."
+            )
+        return kind
+    *modules, last = path.split("/")
+    if last == "embedding":
+        return "embedding"
+    is_window = max(len(v.rows), len(v.cols)) > 1
+    is_named = any(module.lower().startswith("conv") for module in modules)
+    return "convolution" if is_window and is_named else "linear"
+
+
 def _split(
-    path: str, v: Lora, modules: str | Sequence[str], layout: Layout
+    path: str, v: Lora | Dora, modules: str | Sequence[str], layout: Layout, kind: Kind
 ) -> Iterator[tuple[str, Adapter]]:
     """The adapter of each module of a weight."""
-    a, b = (np.asarray(x) for x in jax.device_get((v.a, v.b)))
+    a, b = (np.asarray(jaxrewrite.materialise(x)) for x in jax.device_get((v.a, v.b)))
     names, one = _listed(modules), isinstance(modules, str)
     batch = a.shape[: a.ndim - 1 - len(v.rows)]
     if batch != (() if one else (len(names),)):
@@ -275,12 +309,28 @@ def _split(
             f"names gives {modules!r}, where {'a module for each' if batch else 'one module'} "
             "is expected."
         )
-    rank = a.shape[-1]
-    a, b = a.reshape(len(names), -1, rank), b.reshape(len(names), rank, -1)
-    for name, rows, cols in zip(names, a, b, strict=True):
-        # The factors of (out, in) are b and a of peft, in this order.
-        first, second = (cols.T, rows.T) if _is_in_out(_SAVE, layout) else (rows, cols)
-        yield name, Adapter(second, first, v.scale)
+    rank, count = a.shape[-1], len(names)
+    a = np.moveaxis(a.reshape(count, *a.shape[len(batch) :]), -1, 1)
+    b = b.reshape(count, *b.shape[len(batch) :])
+    # The axes of the inputs come first, or last; rows may be the inputs or the outputs.
+    in_first = kind == "embedding" or _is_in_out(_SAVE, layout)
+    are_rows_inputs = (min(v.rows) < min(v.cols)) == in_first
+    inputs, outputs = (a, b) if are_rows_inputs else (b, a)
+    if kind != "convolution":
+        inputs = inputs.reshape(count, rank, -1)
+    elif in_first:  # The features come behind the window here, and before it in PyTorch.
+        inputs = np.moveaxis(inputs, -1, 2)
+    outputs = outputs.reshape(count, rank, -1)
+    lengths: Any = [None] * count
+    if isinstance(v, Dora):
+        if not are_rows_inputs:
+            raise ValueError(
+                f"{_SAVE}: the lengths of {path} are of its inputs, and peft has those of outputs. "
+                "Let `rows` be the inputs: for an embedding its tokens."
+            )
+        lengths = np.asarray(v.magnitude).reshape(count, -1)
+    for name, first, last, own in zip(names, inputs, outputs, lengths, strict=True):
+        yield name, Adapter(first, last.T, v.scale, own, kind == "embedding")
 
 
 def _is_in_out(by: str, layout: Layout) -> bool:
@@ -295,18 +345,25 @@ def _joined(
     modules: str | Sequence[str],
     adapters: Sequence[Adapter],
     layout: Layout,
-) -> Lora:
+) -> Lora | Dora:
     """The weight with the adapters of its modules."""
+    like = adapters[0]
     batch = () if isinstance(modules, str) else (len(adapters),)
-    base, rows, cols, frozen = _axes(path, weight, batch)
+    in_first = like.is_embedding or _is_in_out(_LOAD, layout)
+    base, rows, cols, frozen = _axes(path, weight, batch, like, in_first)
     ndim = len(batch) + len(rows) + len(cols)
     shape = tuple(weight.shape)
     sizes = [tuple(shape[axis % ndim] for axis in axes) for axes in (rows, cols)]
-    n, m = map(math.prod, sizes)
+    are_rows_inputs = (rows[0] % ndim < cols[0] % ndim) == in_first
+    of_inputs, of_outputs = sizes if are_rows_inputs else sizes[::-1]
     for name, adapter in zip(_listed(modules), adapters, strict=True):
-        wanted = (n, m) if _is_in_out(_LOAD, layout) else (m, n)
-        got = (adapter.a.shape[1], adapter.b.shape[0])
-        if wanted != got:
+        wanted = (math.prod(of_inputs), math.prod(of_outputs))
+        got = (math.prod(adapter.a.shape[1:]), adapter.b.shape[0])
+        is_alike = (adapter.is_convolution, adapter.is_embedding) == (
+            like.is_convolution,
+            like.is_embedding,
+        )
+        if wanted != got or not is_alike:
             raise ValueError(
                 f"{_LOAD}: the adapter of {name} is for a layer from {got[0]} to {got[1]} "
                 f"features, but {path} has shape {shape}, which is from {wanted[0]} to "
@@ -316,27 +373,46 @@ def _joined(
         raise ValueError(
             f"{_LOAD}: the layers that are stacked in {path} differ in rank or scale."
         )
-    pairs = [(x.a.T, x.b.T) if _is_in_out(_LOAD, layout) else (x.b, x.a) for x in adapters]
-    rank = adapters[0].rank
-    a, b = (jnp.asarray(np.stack(factors)) for factors in zip(*pairs, strict=True))
+    inputs = np.stack([adapter.a for adapter in adapters])
+    outputs = np.stack([adapter.b.T for adapter in adapters])
+    if like.is_convolution and in_first:
+        inputs = np.moveaxis(inputs, 2, -1)
+    first, second = (inputs, outputs) if are_rows_inputs else (outputs, inputs)
+    rank = like.rank
+    a = jnp.asarray(np.moveaxis(first.reshape(len(adapters), rank, *sizes[0]), 1, -1))
+    b = jnp.asarray(second.reshape(len(adapters), rank, *sizes[1]))
     a, b = a.reshape(*batch, *sizes[0], rank), b.reshape(*batch, rank, *sizes[1])
-    return Lora(base, a, b, adapters[0].scale, rows, cols, frozen)
+    if like.magnitude is None:
+        return Lora(base, a, b, like.scale, rows, cols, frozen)
+    along = list(shape)
+    for axis in rows:
+        along[axis] = 1
+    lengths = np.stack([adapter.magnitude for adapter in adapters]).reshape(along)
+    return Dora(base, a, b, jnp.asarray(lengths), like.scale, rows, cols, frozen)
 
 
 def _axes(
-    path: str, weight: Any, batch: tuple[int, ...]
+    path: str, weight: Any, batch: tuple[int, ...], like: Adapter, in_first: bool
 ) -> tuple[Any, tuple[int, ...], tuple[int, ...], bool]:
-    """The base of a weight, its row and column axes, and whether it is frozen."""
-    if isinstance(weight, Lora):
+    """The base of a weight, its row and column axes, and whether it is frozen.
+
+    The rows of a DoRA are the inputs. Otherwise they are those of the weight, or come first.
+    """
+    if isinstance(weight, (Lora, Dora)):
         batch_of_weight = weight.shape[: weight.ndim - len(weight.rows) - len(weight.cols)]
-        parts = weight.w, weight.rows, weight.cols, weight.frozen
+        base, rows, cols, frozen = weight.w, weight.rows, weight.cols, weight.frozen
     elif not jnp.issubdtype(weight.dtype, jnp.floating):
         raise ValueError(
             f"{_LOAD}: {path} has dtype {weight.dtype}, and only floating weights have adapters."
         )
     else:
-        batch_of_weight = tuple(weight.shape[:-2])
-        parts = weight, (-2,), (-1,), True
+        window = like.a.ndim - 2
+        batch_of_weight = tuple(weight.shape[: -2 - window])
+        base, rows, cols, frozen = weight, (-2,), (-1,), True
+        if window:
+            first = -2 - window
+            inputs = range(first, -1) if in_first else range(first + 1, 0)
+            rows, cols = tuple(inputs), (-1,) if in_first else (first,)
     if batch_of_weight != batch or weight.ndim < 2:
         count = f"a sequence of {batch[0]} modules" if batch else "one module"
         raise ValueError(
@@ -344,4 +420,7 @@ def _axes(
             "module, and a stack of matrices a sequence of one each. Weights with more axes "
             "have to be adapted by jaxrewrite.values.adapt before."
         )
-    return parts
+    ndim = weight.ndim
+    if like.magnitude is not None and (rows[0] % ndim < cols[0] % ndim) != in_first:
+        rows, cols = cols, rows
+    return base, rows, cols, frozen

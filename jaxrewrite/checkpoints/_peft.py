@@ -19,15 +19,28 @@ from ._files import read_tensors, replacing, write_tensors
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
 _PREFIX = "base_model.model."
-_KEY = re.compile(rf"{re.escape(_PREFIX)}(.+)\.lora_([AB])\.weight")
+_KEY = re.compile(
+    rf"{re.escape(_PREFIX)}(.+)\.lora_"
+    r"(?:([AB])\.weight|embedding_([AB])|(magnitude_vector)(?:\.weight)?)"
+)
 
 
 class Adapter(NamedTuple):
-    """The change of one module's weight of shape (out, in): ``scale * b @ a``."""
+    r"""The change of one module's weight of shape (out, in): ``scale * b @ a``.
+
+    ``a`` of a convolution has the axes (rank, in, \*window). ``magnitude`` are the lengths of DoRA,
+    or None.
+    """
 
     a: Any  # (rank, in)
     b: Any  # (out, rank)
     scale: float
+    magnitude: Any = None  # (out,)
+    is_embedding: bool = False
+
+    @property
+    def is_convolution(self) -> bool:
+        return self.a.ndim > 2
 
     @property
     def rank(self) -> int:
@@ -46,7 +59,7 @@ _SILENT = {
     *("target_modules", "task_type", "eva_config", "ensure_weight_tying"),
     "qalora_group_size",
 }
-_READ = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"}
+_READ = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora"}
 
 # Ways to begin that leave the base weights as they are. Others change them.
 _INIT = (True, False, None, "gaussian", "eva", "orthogonal")
@@ -61,8 +74,8 @@ def write(
     config = {**_config(adapters, use_rslora), **more}
     tensors = {}
     for module, adapter in adapters.items():
-        tensors[f"{_PREFIX}{module}.lora_A.weight"] = adapter.a
-        tensors[f"{_PREFIX}{module}.lora_B.weight"] = adapter.b
+        own = _tensors(adapter)
+        tensors.update({f"{_PREFIX}{module}.lora_{key}": x for key, x in own.items()})
     text = json.dumps(config, indent=2, sort_keys=True)
     is_new = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
@@ -74,6 +87,20 @@ def write(
     finally:
         if is_new and not any(directory.iterdir()):
             directory.rmdir()
+
+
+def _tensors(adapter: Adapter) -> dict[str, Any]:
+    """The tensors of a module, by the ends of their names."""
+    a, b, lengths = adapter.a, adapter.b, adapter.magnitude
+    window = (1,) * (a.ndim - 2)
+    if adapter.is_embedding:
+        tensors = {"embedding_A": a, "embedding_B": b}
+    else:
+        tensors = {"A.weight": a, "B.weight": b.reshape(*b.shape, *window)}
+    if lengths is not None:
+        whole = lengths.reshape(1, -1, *window) if window else lengths
+        tensors["magnitude_vector"] = whole
+    return tensors
 
 
 def read(directory: pathlib.Path) -> dict[str, Adapter]:
@@ -89,13 +116,18 @@ def read(directory: pathlib.Path) -> dict[str, Adapter]:
     by_module: dict[str, dict[str, np.ndarray]] = {}
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)
-        if match is None or tensor.ndim != 2 or not _is_floating(tensor):
+        if match is None or not _is_floating(tensor):
             raise ValueError(
                 f"load_adapter: {directory / TENSORS} has a tensor {key} of shape "
-                f"{tensor.shape} and dtype {tensor.dtype}. Only the factors of linear layers "
-                f"are read, called {_PREFIX}<module>.lora_A.weight and ...lora_B.weight."
+                f"{tensor.shape} and dtype {tensor.dtype}. Only floating factors of linear layers, "
+                f"convolutions and embeddings are read, called {_PREFIX}<module>.lora_A.weight, "
+                "...lora_B.weight, ...lora_embedding_A or _B, and ...lora_magnitude_vector."
             )
-        by_module.setdefault(match[1], {})[match[2]] = tensor
+        module, factor, of_embedding, _ = match.groups()
+        own = by_module.setdefault(module, {})
+        if of_embedding:
+            own["embedding"] = tensor
+        own[factor or of_embedding or "magnitude"] = tensor
     if not by_module:
         raise ValueError(f"load_adapter: {directory / TENSORS} has no tensors.")
     return {
@@ -121,14 +153,28 @@ def _adapter(
                 f"lora_{other}."
             )
     rank, alpha = _rank_and_alpha(config, module)
-    a, b = factors["A"], factors["B"]
-    if a.shape[0] != rank or b.shape[1] != rank:
+    a, b, lengths = factors["A"], factors["B"], factors.get("magnitude")
+    window = (1,) * (a.ndim - 2)
+    if a.ndim < 2 or a.shape[0] != rank or b.shape[1:] != (rank, *window):
         raise ValueError(
             f"load_adapter: {module} has rank {rank} by {directory / CONFIG}, but lora_A of "
             f"shape {a.shape}, where (rank, in) is expected, and lora_B of shape {b.shape}, "
-            "where (out, rank) is expected."
+            "where (out, rank) is expected. Convolutions have axes of their window behind."
         )
-    return Adapter(a, b, alpha / _divisor(rank, config.get("use_rslora", False)))
+    if (lengths is not None) != config.get("use_dora", False):
+        raise ValueError(
+            f"load_adapter: {directory / CONFIG} has use_dora={config.get('use_dora', False)}, and "
+            f"{module} has {'a' if lengths is not None else 'no'} lora_magnitude_vector."
+        )
+    if lengths is not None:
+        if lengths.size != len(b):
+            raise ValueError(
+                f"load_adapter: {module} has lora_magnitude_vector of shape {lengths.shape} for "
+                f"{len(b)} outputs."
+            )
+        lengths = lengths.reshape(-1)
+    scale = alpha / _divisor(rank, config.get("use_rslora", False))
+    return Adapter(a, b.reshape(len(b), rank), scale, lengths, "embedding" in factors)
 
 
 def _divisor(rank: int, use_rslora: bool) -> float:
@@ -204,8 +250,9 @@ def _check_numbers(config: Mapping[str, Any], refuse: Any) -> None:
                 re.compile(pattern)
             except re.error as error:
                 raise refuse(f"has the pattern {pattern!r}: {error}.") from error
-    if type(config.get("use_rslora", False)) is not bool:
-        raise refuse(f"has use_rslora={config['use_rslora']!r}.")
+    for name in ("use_rslora", "use_dora"):
+        if type(config.get(name, False)) is not bool:
+            raise refuse(f"has {name}={config[name]!r}.")
 
 
 def _config(adapters: Mapping[str, Adapter], use_rslora: bool) -> dict[str, Any]:
@@ -226,7 +273,7 @@ def _config(adapters: Mapping[str, Adapter], use_rslora: bool) -> dict[str, Any]
         "lora_dropout": 0.0,
         "init_lora_weights": True,
         "inference_mode": True,
-        "use_dora": False,
+        "use_dora": any(x.magnitude is not None for x in adapters.values()),
         "modules_to_save": None,
         "layers_to_transform": None,
         "layers_pattern": None,

@@ -9,6 +9,7 @@ import typing as _typing
 from . import _level as _level
 from ._adapters import (
     choose_adapters as choose_adapters,
+    dropout as dropout,
     merge as merge,
     stack_adapters as stack_adapters,
 )
@@ -78,6 +79,7 @@ from ._weights import (
 )
 from ._weights.calibrate import calibrate as calibrate
 from ._weights.coded import Coded as Coded
+from ._weights.dora import Dora as Dora
 from ._weights.fake import FakeQuantised as FakeQuantised
 from ._weights.float8 import Float8 as Float8
 from ._weights.gguf import GGUF as GGUF
@@ -87,6 +89,8 @@ from ._weights.microscaled import Microscaled as Microscaled
 from ._weights.nf4 import NF4 as NF4
 from ._weights.quantise import quantise as quantise
 from ._weights.quantised import Quantised as Quantised
+from ._weights.rescaled import Rescaled as Rescaled
+from ._weights.weight_axes import WeightAxes as WeightAxes, weight_axes as weight_axes
 
 
 if _typing.TYPE_CHECKING:

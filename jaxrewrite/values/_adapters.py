@@ -8,15 +8,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import ArrayLike
+from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 
+from ._weights.dora import Dora
 from ._weights.lora import Lora
+from ._weights.rescaled import Rescaled
 
 
 def merge(tree: Any) -> Any:
-    """Make each `Lora` of a pytree dense, with its change in it.
+    """Make each `Lora`, `Dora` and `Rescaled` of a pytree dense, with its change in it.
 
     Everything else stays as it is. A quantised base becomes dense, too; quantise it again
     with `quantise`.
@@ -29,7 +31,67 @@ def merge(tree: Any) -> Any:
     >>> merge({"kernel": v, "bias": jnp.zeros(2)})["kernel"]
     Array([[2., 2.], [2., 2.]], dtype=float32)
     """
-    return jax.tree.map(lambda x: x.merge() if _is_lora(x) else x, tree, is_leaf=_is_lora)
+    is_adapted = lambda x: isinstance(x, (Lora, Dora, Rescaled))
+    dense = lambda x: jaxrewrite.materialise(x) if is_adapted(x) else x
+    return jax.tree.map(dense, tree, is_leaf=is_adapted)
+
+
+def dropout(tree: Any, rate: float, key: Array) -> Any:
+    r"""Drop some inputs of each adapter of a pytree, for one step of training.
+
+    Each row of ``a`` of a `Lora` or `Dora` is kept with probability :math:`1 - p`, and is then
+    divided by it, and is zero otherwise (arXiv:2404.09610). So a change does not see some inputs
+    of its weight, and the weight itself sees all. The rows are the same for all that the weight is
+    multiplied with. For an example of its own, call it in `jax.vmap`, over a key for each element of
+    a batch. In evaluation, leave it out.
+
+    Parameters
+    ----------
+    tree
+        Any pytree.
+    rate
+        The probability :math:`p` to drop a row, less than one.
+    key
+        A key for `jax.random`. It may be traced.
+
+    Returns
+    -------
+    Any
+        The same pytree with other factors ``a``. Derivatives reach the factors of ``tree``.
+
+    Raises
+    ------
+    ValueError
+        If ``rate`` is not in [0, 1), or there is no adapter.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Lora, dropout
+    >>> params = {"kernel": Lora(jnp.ones((4, 2)), jnp.ones((4, 1)), jnp.ones((1, 2)))}
+    >>> dropout(params, 0.5, jax.random.key(0))["kernel"].a.T
+    Array([[0., 2., 2., 2.]], dtype=float32)
+    >>> model = jaxrewrite.transform(lambda params, x: x @ params["kernel"])
+    >>> def loss(params, key, x):
+    ...     return (model(dropout(params, 0.5, key), x) ** 2).sum()
+    >>> gradient = jax.grad(loss)(params, jax.random.key(0), jnp.ones((3, 4)))
+    >>> gradient["kernel"].a.shape
+    (4, 1)
+    """
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout: rate is {rate}; it must be at least 0 and less than 1.")
+    is_adapted = lambda x: isinstance(x, (Lora, Dora))
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=is_adapted)
+    positions = [i for i, leaf in enumerate(leaves) if is_adapted(leaf)]
+    if not positions:
+        raise ValueError("dropout: there is no Lora or Dora in this pytree.")
+    for i, own in zip(positions, jax.random.split(key, len(positions)), strict=True):
+        a = leaves[i].a
+        kept = jax.random.bernoulli(own, 1 - rate, (*a.shape[:-1], 1))
+        factor = kept.astype(a.dtype) / jnp.asarray(1 - rate, a.dtype)
+        multiply = jaxrewrite.transform(jnp.multiply, materialise="allow")
+        leaves[i] = dataclasses.replace(leaves[i], a=multiply(a, factor))
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def stack_adapters(trees: Sequence[Any]) -> Any:

@@ -17,10 +17,9 @@ import jaxrewrite
 from ._base.chosen import chosen_leaves
 from ._base.progress import Progress, shown
 from ._base.structured import bytes_text, nbytes_of
-from ._weights.lora import Lora
-
-
-Axes = tuple[Sequence[int], Sequence[int]]
+from ._weights.adapters import INITS, METHODS, Adapter, adapted
+from ._weights.quantise import check_format, quantised_along
+from ._weights.weight_axes import AnyAxes, WeightAxes, axes_of_leaf
 
 
 def adapt(
@@ -30,10 +29,14 @@ def adapt(
     key: Array,
     *,
     scale: float = 1.0,
-    axes: Axes | Callable[[str, Any], Axes | None] | None = None,
+    axes: AnyAxes = None,
+    method: str = "lora",
+    init: str = "random",
+    bits: int | str | None = None,
+    block: int | None = None,
     progress: Progress | None = None,
 ) -> Any:
-    r"""Replace chosen weights of a pytree by `Lora`.
+    r"""Replace chosen weights of a pytree by weights with an adapter: `Lora`, or `Dora`.
 
     The factor ``a`` is random, of standard deviation :math:`1/\sqrt{n}` for ``n`` row
     entries. The factor ``b`` is zero, so that the model does not change (section 4.1 of
@@ -54,14 +57,27 @@ def adapt(
     key
         A key for `jax.random`.
     scale
-        The number that multiplies each change.
+        The number that multiplies each change: alpha over the rank, or over its root, as
+        rank-stabilised LoRA has it (arXiv:2312.03732).
     axes
-        The row and the column axes of a weight, ``(rows, cols)``, or a function of the
-        path and the leaf that returns them. All other axes are batch axes, as in stacked
-        layers. Weights of more than two axes need it, such as the attention kernels of
-        Flax: ``((0,), (1, 2))`` for the shape (features, heads, head size), and
-        ``((0, 1), (2,))`` for the projection of the output. ``None`` means the two axes of
-        a matrix.
+        Which axes of each weight are its rows and its columns: what `weight_axes` found out,
+        for any weights. Or the pair ``(rows, cols)`` of a weight, such as ``((0,), (1, 2))`` for
+        the shape (features, heads, head size); a mapping from paths to pairs; or a function
+        of the path and the leaf that returns the pair. All other axes are batch axes, as in
+        stacked layers. ``None`` means the two axes of a matrix.
+    method
+        ``"lora"``; ``"dora"``, which gives a `Dora`; or ``"vera"`` (arXiv:2310.11454), a `Lora`
+        whose factors are random and stay so. They are `Rescaled`, with a number for each rank
+        and each column, and only these are trained: label them by
+        ``freeze(tree, {Lora: ["w"], Rescaled: ["w"]}, rest="freeze")``.
+    init
+        What the factors are at first. ``"random"`` is as above. ``"pissa"`` takes the largest
+        singular values of the weight into the change, and leaves the rest in ``w``
+        (arXiv:2404.02948). ``"loftq"`` takes those of what quantising loses, in five turns of
+        rounding and taking (arXiv:2310.08659). It needs ``bits``.
+    bits, block
+        Quantise what stays beside the change, in a format of `quantise`, with blocks along the
+        rows. The default leaves it as it is.
     progress
         A function to show the progress, such as ``tqdm.tqdm``. It is called with the paths of
         the chosen leaves, and returns an iterator over them. The next item is taken as the
@@ -70,13 +86,16 @@ def adapt(
     Returns
     -------
     Any
-        The same pytree, with a `Lora` for each chosen leaf.
+        The same pytree, with a `Lora` or a `Dora` for each chosen leaf.
 
     Raises
     ------
     ValueError
         If no leaf is chosen, a chosen leaf has more or fewer than two axes and no ``axes``,
-        or lacks one of its ``axes``, ``rank`` is not positive, or what ``progress`` returns has more or fewer items than leaves were chosen.
+        ``axes`` lacks it, or it lacks one of its ``axes``, ``rank`` is not positive, or what ``progress`` returns has more or fewer items than leaves were chosen.
+        If ``method``, ``init`` or ``bits`` is none of these, or they do not go together: ``"vera"`` has
+        random factors, ``"loftq"`` needs ``bits``, and ``"pissa"`` of a weight that is quantised
+        already needs them.
     TypeError
         If ``key`` is no key, or ``where`` no function.
 
@@ -97,6 +116,22 @@ def adapt(
     >>> model = lambda p, x: x @ p["dense"]["kernel"] + p["dense"]["bias"]
     >>> jaxrewrite.transform(model)(adapted, jnp.ones(3))
     Array([3., 3., 3., 3.], dtype=float32)
+
+    The layers of a scan, stacked:
+
+    >>> layers = jnp.ones((5, 4, 4))
+    >>> deep = lambda layers, x: jax.lax.scan(lambda x, w: (x @ w, None), x, layers)[0]
+    >>> axes = values.weight_axes(deep, layers, jnp.ones(4))
+    >>> adapted = values.adapt(layers, lambda *_: True, 2, jax.random.key(0), axes=axes)
+    >>> adapted.a.shape, adapted.b.shape
+    ((5, 4, 2), (5, 2, 4))
+
+    The singular vector of the largest singular value is trained, beside a rest of 4 bits:
+
+    >>> w = jnp.outer(jnp.arange(64.0), jnp.ones(4)) + jnp.eye(64, 4)
+    >>> v = values.adapt(w, lambda *_: True, 1, jax.random.key(0), init="pissa", bits="nf4")
+    >>> type(v.w).__name__, bool(abs(v.merge() - w).max() < 0.1)
+    ('NF4', True)
     """
     if not isinstance(rank, (int, np.integer)) or rank < 1:
         raise ValueError(f"adapt: rank is {rank}; it must be an integer of at least 1.")
@@ -104,6 +139,13 @@ def adapt(
         raise TypeError(
             f"adapt: key is {key!r}; it must be a key of jax.random, such as jax.random.key(0)."
         )
+    rounded = None
+    if bits is not None:
+        check_format("adapt", bits)
+        options = {} if block is None else {"block": block}
+        rounded = lambda own, w: quantised_along(own, w, bits, options)
+    adapter = Adapter(rank, scale, method, init, rounded)
+    _check_adapter(adapter)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_value)
     paths = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves]
     swapped = [leaf for _, leaf in leaves]
@@ -111,9 +153,45 @@ def adapt(
     keys = jax.random.split(key, len(positions))
     steps = shown([paths[i] for i in positions], progress)
     for i, leaf_key, _ in zip(positions, keys, steps, strict=True):
-        axes_of_leaf = axes(paths[i], swapped[i]) if callable(axes) else axes
-        swapped[i] = _adapted(paths[i], swapped[i], rank, leaf_key, scale, axes_of_leaf)
+        path, w = paths[i], swapped[i]
+        own = axes_of_leaf("adapt", axes, path, w)
+        _check_rank(path, w, own, rank)
+        if init == "pissa" and bits is None and _is_value(w):
+            raise ValueError(
+                f"adapt: {path} is a {type(w).__name__}, of which PiSSA leaves a dense rest. Say by "
+                "bits how to quantise the rest, and adapt the weight before it is quantised."
+            )
+        try:
+            swapped[i] = adapted(w, own, leaf_key, adapter)
+        except ValueError as error:
+            raise ValueError(f"adapt: {path} can't be adapted. {error}") from error
     return jax.tree_util.tree_unflatten(treedef, swapped)
+
+
+def _check_adapter(adapter: Adapter) -> None:
+    _, scale, method, init, rounded = adapter
+    for name, got, known in (("method", method, METHODS), ("init", init, INITS)):
+        if got not in known:
+            raise ValueError(f"adapt: {name} is {got!r}; it must be one of {known}.")
+    if init == "loftq" and rounded is None:
+        raise ValueError(
+            'adapt: init="loftq" makes up for what quantising loses; give bits.'
+        )
+    if init != "random" and method == "vera":
+        raise ValueError(f'adapt: the factors of VeRA are random; init is "{init}".')
+    if init != "random" and scale <= 0:
+        raise ValueError(f'adapt: init="{init}" needs a positive scale; got {scale}.')
+
+
+def _check_rank(path: str, w: Any, axes: WeightAxes, rank: int) -> None:
+    sizes = [math.prod(w.shape[i] for i in group) for group in axes]
+    if rank > max(min(sizes), 1):
+        warnings.warn(
+            f"adapt: {path} has shape {w.shape}, so that any change of it has a rank of at most "
+            f"{min(sizes)}, and rank is {rank}: its factors have more numbers than the weight. Give a "
+            "lower rank, or leave this leaf out, by where.",
+            stacklevel=3,
+        )
 
 
 def _is_floating(leaf: Any) -> bool:
@@ -128,36 +206,11 @@ def _is_key(key: Any) -> bool:
     )
 
 
-def _adapted(
-    path: str, w: Any, rank: int, key: Array, scale: float, axes: Axes | None
-) -> Lora:
-    if axes is None:
-        if w.ndim != 2:
-            raise ValueError(
-                f"adapt: {path} has shape {w.shape}, which is not that of a matrix. Give "
-                "its row and column axes by axes."
-            )
-        axes = (0,), (1,)
-    if not all(-w.ndim <= axis < w.ndim for group in axes for axis in group):
-        raise ValueError(f"adapt: {path} has shape {w.shape}, and no axes {axes}.")
-    rows, cols = ([axis % w.ndim for axis in group] for group in axes)
-    batch = [i for i in range(w.ndim) if i not in rows and i not in cols]
-    sizes = [[w.shape[i] for i in group] for group in (batch, rows, cols)]
-    full = min(math.prod(sizes[1]), math.prod(sizes[2]))
-    if rank > max(full, 1):
-        warnings.warn(
-            f"adapt: {path} has shape {w.shape}, so that any change of it has a rank of at most "
-            f"{full}, and rank is {rank}: its factors have more numbers than the weight. Give a "
-            "lower rank, or leave this leaf out, by where.",
-            stacklevel=3,
-        )
-    a = jax.random.normal(key, (*sizes[0], *sizes[1], rank), w.dtype)
-    b = jnp.zeros((*sizes[0], rank, *sizes[2]), w.dtype)
-    return Lora(w, a / math.sqrt(max(math.prod(sizes[1]), 1)), b, scale, rows, cols)
+Labels = Mapping[type, Sequence[str] | Mapping[str, str]]
 
 
-def freeze(tree: Any, fields: Mapping[type, Sequence[str]], *, rest: str = "train") -> Any:
-    """Label the leaves of a pytree with ``"freeze"`` or ``"train"``.
+def freeze(tree: Any, fields: Labels, *, rest: str = "train") -> Any:
+    """Label the leaves of a pytree with ``"freeze"`` or ``"train"``, or labels of your own.
 
     The labels are for `optax.multi_transform`, with an optimiser for ``"train"`` and
     ``optax.set_to_zero()`` for ``"freeze"``. Frozen leaves do not change and have no
@@ -170,8 +223,9 @@ def freeze(tree: Any, fields: Mapping[type, Sequence[str]], *, rest: str = "trai
     tree
         A pytree that contains values, at any depth.
     fields
-        The names of the fields to freeze, with all that is in them, for each type of value.
-        The names for a base class hold for its subclasses.
+        The names of the fields to freeze, with all that is in them, for each type of value; or
+        a dictionary with the label of each such field. The names for a base class hold for its
+        subclasses. All other fields of these types have the label ``"train"``.
     rest
         The label of the leaves outside values of these types: ``"train"``, or
         ``"freeze"``, to train the adapters alone.
@@ -196,6 +250,15 @@ def freeze(tree: Any, fields: Mapping[type, Sequence[str]], *, rest: str = "trai
     >>> labels = freeze({"kernel": v, "bias": jnp.zeros(4)}, {Lora: ["w"]})
     >>> jax.tree.leaves(labels)
     ['train', 'freeze', 'train', 'train']
+
+    LoRA+ trains the second factor faster (arXiv:2402.12354). That is a label of its own:
+
+    >>> import optax
+    >>> labels = freeze(v, {Lora: {"w": "freeze", "b": "fast"}})
+    >>> optimisers = {"train": optax.adam(1e-4), "fast": optax.adam(16e-4)}
+    >>> optimisers["freeze"] = optax.set_to_zero()
+    >>> len(jax.tree.leaves(optax.multi_transform(optimisers, labels).init(v)))
+    6
     """
     if rest not in ("train", "freeze"):
         raise ValueError(f'freeze: rest is {rest!r}; it must be "train" or "freeze".')
@@ -219,20 +282,26 @@ def freeze(tree: Any, fields: Mapping[type, Sequence[str]], *, rest: str = "trai
                 raise ValueError(f"freeze: {cls.__name__} has no field {name!r}.")
 
     def label(x: Any, outer: str) -> Any:
-        frozen = [names for cls, names in fields.items() if isinstance(x, cls)]
-        if frozen:
-            outer = "train"
+        own: dict[str, str] = {}
+        for cls, names in fields.items():
+            if isinstance(x, cls):
+                outer = "train"
+                own |= _labels_of_fields(names)
 
         def of_field(path: Any, field: Any) -> Any:
             name = getattr(path[0], "name", None) if path else None
-            if any(name in names for names in frozen):
-                return jax.tree.map(lambda _: "freeze", field)
+            if name in own:
+                return jax.tree.map(lambda _: own[name], field)
             return label(field, outer) if _is_value(field) else outer
 
         is_field = lambda y: y is not x and _is_value(y)
         return jax.tree_util.tree_map_with_path(of_field, x, is_leaf=is_field)
 
     return label(tree, rest)
+
+
+def _labels_of_fields(names: Sequence[str] | Mapping[str, str]) -> Mapping[str, str]:
+    return names if isinstance(names, Mapping) else dict.fromkeys(names, "freeze")
 
 
 def _is_value(x: Any) -> bool:
@@ -242,6 +311,7 @@ def _is_value(x: Any) -> bool:
 def partition(tree: Any, labels: Any) -> tuple[Any, Any]:
     """Split a pytree into its trained and its frozen part, by the labels of `freeze`.
 
+    A leaf is frozen if its label is ``"freeze"``, and trained with any other.
     Both parts have the structure of the pytree, with ``None`` for each leaf of the other
     part. So a gradient, or an optimiser, of the first part does not see the second.
     `combine` puts the parts together.
@@ -262,10 +332,10 @@ def partition(tree: Any, labels: Any) -> tuple[Any, Any]:
     >>> gradient(trained, jnp.ones(64)).b.shape
     (1, 4)
     """
-    labelled = lambda wanted: jax.tree.map(
-        lambda x, label: x if label == wanted else None, tree, labels
+    part = lambda is_frozen: jax.tree.map(
+        lambda x, label: x if (label == "freeze") is is_frozen else None, tree, labels
     )
-    return labelled("train"), labelled("freeze")
+    return part(False), part(True)
 
 
 def combine(*parts: Any) -> Any:
@@ -277,9 +347,9 @@ def combine(*parts: Any) -> Any:
 
 
 def train_only(optimiser: Any, labels: Callable[[Any], Any]) -> Any:
-    """Let an optimiser of Optax train the leaves with the label ``"train"``, and no others.
+    """Let an optimiser of Optax train the leaves that are not labelled ``"freeze"``, and no others.
 
-    The others get no state and do not change: their updates are zeros of their own dtype.
+    The frozen ones get no state and do not change: their updates are zeros of their own dtype.
     This is for code that updates all parameters, such as ``flax.nnx.Optimizer``. With
     `optax.multi_transform` the updates of integers are derivatives of dtype float0, which
     `optax.apply_updates` can't add.

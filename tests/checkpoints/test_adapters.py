@@ -12,7 +12,7 @@ from choose import often
 from peft_files import factors, key, linear
 
 import jaxrewrite
-from jaxrewrite.values import Lora, Unitful
+from jaxrewrite.values import Dora, Lora, Unitful
 
 
 pytest.importorskip("safetensors", reason="adapters are files of the package safetensors")
@@ -150,6 +150,97 @@ def test_names_of_modules_and_weights_of_equinox(tmp_path):
         same(back, p, kinds=False)
 
 
+def test_rows_may_be_the_inputs_wherever_they_lie(tmp_path):
+    """As `weight_axes` has them: (out, in) with rows=(1,)."""
+    v = Lora(numbers(3, 4), numbers(4, 2), numbers(2, 3), 2.0, rows=[1], cols=[0])
+    save_adapter(tmp_path, {"up": {"weight": v}}, layout="out_in")
+    tensors = peft_files.read_safetensors(tmp_path / "adapter_model.safetensors")
+    np.testing.assert_array_equal(tensors[key("up", "A")], v.a.T)
+    np.testing.assert_array_equal(tensors[key("up", "B")], v.b.T)
+    same(
+        load_adapter(tmp_path, {"up": {"weight": v}}, layout="out_in"),
+        {"up": {"weight": v}},
+        kinds=False,
+    )
+
+
+OUT_IN = {
+    "embed/weight": ((11, 6), (0,), (1,)),
+    "conv/weight": ((5, 6, 3, 2), (1, 2, 3), (0,)),
+    "layers/weight": ((2, 4, 5), (2,), (1,)),
+}
+IN_OUT = {
+    "embed/embedding": ((11, 6), (0,), (1,)),
+    "conv/kernel": ((3, 2, 6, 5), (0, 1, 2), (3,)),
+    "layers/kernel": ((2, 5, 4), (1,), (2,)),
+}
+
+
+@pytest.mark.parametrize("cls", [Lora, Dora])
+@pytest.mark.parametrize("layout, weights", [("in_out", IN_OUT), ("out_in", OUT_IN)])
+def test_embeddings_convolutions_and_lengths_of_columns(layout, weights, cls, tmp_path):
+    params: dict = {}
+    for path, (shape, rows, cols) in weights.items():
+        sizes = [[shape[i] for i in axes] for axes in (rows, cols)]
+        batch = [n for i, n in enumerate(shape) if i not in (*rows, *cols)]
+        a, b = numbers(*batch, *sizes[0], 2), numbers(*batch, 2, *sizes[1])
+        lengths = numbers(*[1 if i in rows else n for i, n in enumerate(shape)])
+        more = [lengths] if cls is Dora else []
+        module, last = path.split("/")
+        params[module] = {last: cls(numbers(*shape), a, b, *more, 0.5, rows, cols)}
+    names = lambda path: ["l.0", "l.1"] if "layers" in path else path.split("/")[0]
+    kinds = {path: kind(path) for path in weights}
+    save_adapter(tmp_path, params, names=names, layout=layout, kinds=kinds)
+    tensors = peft_files.read_safetensors(tmp_path / "adapter_model.safetensors")
+    shapes = {
+        "conv.lora_A.weight": (2, 6, 3, 2),
+        "conv.lora_B.weight": (5, 2, 1, 1),
+        "embed.lora_embedding_A": (2, 11),
+        "embed.lora_embedding_B": (6, 2),
+        **{
+            f"l.{i}.lora_{x}.weight": s
+            for i in (0, 1)
+            for x, s in (("A", (2, 5)), ("B", (4, 2)))
+        },
+    }
+    if cls is Dora:
+        shapes |= {"conv.lora_magnitude_vector": (1, 5, 1, 1)}
+        shapes |= {f"{name}.lora_magnitude_vector": (n,) for name, n in DORA.items()}
+    assert {
+        name.removeprefix("base_model.model."): x.shape for name, x in tensors.items()
+    } == shapes
+    kernel = params["conv"][weights_of("conv", weights)]
+    a = tensors["base_model.model.conv.lora_A.weight"]
+    np.testing.assert_array_equal(
+        np.moveaxis(a, (0, 1), (-1, -2) if layout == "in_out" else (-1, 0)), kernel.a
+    )
+    same(load_adapter(tmp_path, params, names=names, layout=layout), params, kinds=False)
+    bare = jax.tree.map(lambda v: v.w, params, is_leaf=lambda v: isinstance(v, cls))
+    loaded = load_adapter(tmp_path, bare, names=names, layout=layout)
+    for module, leaves in params.items():
+        for last, v in leaves.items():
+            np.testing.assert_allclose(dense(loaded[module][last]), dense(v), rtol=1e-5)
+
+
+DORA = {"embed": 6, "l.0": 4, "l.1": 4}
+dense = lambda v: jaxrewrite.materialise(v)
+kind = lambda path: {"e": "embedding", "c": "convolution", "l": "linear"}[path[0]]
+weights_of = lambda module, weights: next(
+    path.split("/")[1] for path in weights if path.startswith(module)
+)
+
+
+def test_lengths_of_inputs_are_not_those_of_peft(tmp_path):
+    v = Dora(numbers(3, 4), numbers(3, 2), numbers(2, 4), numbers(1, 4))
+    with pytest.raises(ValueError, match="the lengths of up/weight are of its inputs"):
+        save_adapter(tmp_path, {"up": {"weight": v}}, layout="out_in")
+    both = {"a": v, "b": v.lora}
+    with pytest.raises(ValueError, match="there are Lora and Dora weights"):
+        save_adapter(tmp_path, both)
+    with pytest.raises(ValueError, match="kinds gives 'conv' for a; it must be one of"):
+        save_adapter(tmp_path, both, kinds={"a": "conv"})
+
+
 def test_kernels_of_several_axes_keep_them(tmp_path):
     """An attention kernel of Flax, (features, heads, head size), is one layer of PyTorch."""
     kernel = Lora(
@@ -223,7 +314,7 @@ def without(tensors, name):
 
 # Fields of the configuration, a change of the tensors, and what the error says.
 WRONG = {
-    "DoRA": ({"use_dora": True}, {}, "use_dora=True"),
+    "DoRA": ({"use_dora": True}, {}, "has no lora_magnitude_vector"),
     "unknown field": ({"use_novelty": 3}, {}, "use_novelty=3: what that means"),
     "other method": ({"peft_type": "IA3"}, {}, "peft_type 'IA3'"),
     "biases": ({"bias": "all"}, {}, "bias='all'"),
@@ -237,9 +328,9 @@ WRONG = {
     "magnitudes": (
         {},
         {"base_model.model.first.lora_magnitude_vector": np.ones(4, np.float32)},
-        "has a tensor base_model.model.first.lora_magnitude_vector",
+        "use_dora=False, and first has a lora_magnitude_vector",
     ),
-    "convolution": ({}, {key("c", "A"): np.ones((2, 1, 3, 3), np.float32)}, "has a tensor"),
+    "convolution": ({}, {key("c", "A"): np.ones((2, 1, 3, 3), np.float32)}, "no lora_B"),
     "integers": ({}, {key("c", "A"): np.ones((2, 2), np.uint8)}, "has a tensor"),
     "a whole model": ({}, {"first.weight": np.ones((4, 6), np.float32)}, "has a tensor"),
     "one factor": ({}, {key("third", "A"): np.ones((2, 4), np.float32)}, "no lora_B"),

@@ -11,6 +11,7 @@ from jaxrewrite.values import (
     LowRank,
     Masked,
     Named,
+    Rescaled,
     Scaled,
     Sum,
     Tagged,
@@ -71,6 +72,20 @@ for name in (
 def _(rng, dtype, n, m):
     w = Tagged(uniform(rng, (n, m), dtype), "t")
     return Lora(w, uniform(rng, (n, 1), dtype), uniform(rng, (1, m), dtype))
+
+
+@nested("lora of rescaled factors")
+def _(rng, dtype, n, m):
+    """A weight of VeRA."""
+    a = Rescaled(uniform(rng, (n, 2), dtype), uniform(rng, (1, 2), dtype))
+    b = Rescaled(uniform(rng, (2, m), dtype), uniform(rng, (1, m), dtype))
+    return Lora(uniform(rng, (n, m), dtype), a, b, frozen=False)
+
+
+@nested("rescaled lora")
+def _(rng, dtype, n, m):
+    lora = CASES["lora"].make(rng, dtype, n, m)
+    return Rescaled(lora, uniform(rng, (1, m), dtype))
 
 
 @nested("diagonal of Tagged", square=True)

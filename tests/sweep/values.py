@@ -262,6 +262,21 @@ def _(s, dtype, n, m, batch, inner=None):
     return f"Lora({w}, {a}, {b}, {scale}, frozen={s.chance(0.3)})"
 
 
+@a_type("Dora", dtypes=FLOATS, holds=True)
+def _(s, dtype, n, m, batch, inner=None):
+    w = inner("", n, m) if inner else s.u(*batch, n, m, dtype=dtype)
+    a, b = s.leaf(*batch, n, 2, dtype=dtype), s.leaf(*batch, 2, m, dtype=dtype)
+    magnitude = s.leaf(*batch, 1, m, dtype=dtype)
+    return f"Dora({w}, {a}, {b}, {magnitude}, 0.5, frozen={s.chance(0.3)})"
+
+
+@a_type("Rescaled", dtypes=INEXACT, holds=True)
+def _(s, dtype, n, m, batch, inner=None):
+    w = inner("", n, m) if inner else s.u(*batch, n, m, dtype=dtype)
+    sizes = s.choice(((1, m), (n, 1), (1, 1)))
+    return f"Rescaled({w}, {s.leaf(*batch, *sizes, dtype=dtype)})"
+
+
 # --- repeated numbers -------------------------------------------------------------------------
 
 

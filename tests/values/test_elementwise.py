@@ -588,7 +588,7 @@ WEAKLY_TYPED = {
 
 # Types of floating-point numbers alone, and makers of values that negate.
 _NUMBERS_OF = (
-    "lora",
+    *("lora", "dora", "rescaled"),
     "quantised",
     "nf4",
     "float8",

@@ -281,14 +281,18 @@ def relative(x: Any, shared: Any) -> Any:
 
 @jaxrewrite.register("squeeze", "dynamic_slice", "gather")
 def _(v: Coded, *indices: ArrayLike, primitive: Any, **params: Any) -> Any:
+    return weights_or_rows(v, *indices, primitive=primitive, **params)
+
+
+def weights_or_rows(v: Any, *indices: ArrayLike, primitive: Any, **params: Any) -> Any:
     """Rows that are looked up in a table are activations, so they become dense.
 
-    Matrices that are taken from a stack are still weights, so they stay quantised.
+    Matrices that are taken from a stack are still weights, so they keep their form.
     """
     part = moved(primitive.name, v, *indices, may_grow=True, **params)
     if part is NotImplemented:
         return NotImplemented
-    are_weights = _TAKES_WEIGHTS[primitive.name](v.shape, **params)
+    are_weights = TAKES_WEIGHTS[primitive.name](v.shape, **params)
     return part if are_weights and not has_grown(v, part) else part.materialise()
 
 
@@ -318,7 +322,7 @@ def _is_weight(
     return len(there) > 1
 
 
-_TAKES_WEIGHTS: dict[str, Callable[..., bool]] = {
+TAKES_WEIGHTS: dict[str, Callable[..., bool]] = {
     "squeeze": lambda shape, dimensions: len(shape) - len(dimensions) > 1,
     "dynamic_slice": _is_weight,
     "gather": takes_matrices,
@@ -382,12 +386,13 @@ def _(v: Coded, c: ArrayLike, **params) -> Any:
 
 
 def rescaled(
-    v: Coded, op: Callable[..., Any], c: Any, out_dtype: Any = None, **params: Any
+    v: Any, op: Callable[..., Any], c: Any, out_dtype: Any = None, **params: Any
 ) -> Any:
     """``op(v, c)``, where ``c`` is a number or has one number per index of some axes."""
     shape = jnp.shape(c) or (1,) * v.ndim
-    if len(shape) != v.ndim:
-        return NotImplemented  # ``v`` is a number and ``c`` is an array.
+    # An array with more axes, or longer ones, repeats ``v``.
+    if len(shape) != v.ndim or jnp.broadcast_shapes(shape, v.shape) != v.shape:
+        return NotImplemented
     if not is_or_none(out_dtype, v.dtype):
         return NotImplemented
     factor = jnp.reshape(c, shape)

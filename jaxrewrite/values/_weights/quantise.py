@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,17 @@ import jaxrewrite
 from .._base.chosen import chosen_leaves
 from .._base.progress import Progress, shown
 from .float8 import DTYPES, Float8
-from .microscaled import Microscaled
+from .microscaled import FORMATS as MICROSCALED, Microscaled
 from .nf4 import NF4
 from .quantised import Quantised
+from .weight_axes import AnyAxes, WeightAxes, axes_of_leaf
 
+
+# The formats that share scales in blocks by default, and the size of these.
+DEFAULT_BLOCKS = {"nf4": 64} | {name: form.block for name, form in MICROSCALED.items()}
+
+# How many times a block may be larger or smaller than a user asked for.
+_MOST_APART = 4
 
 FORMATS = ("nf4", *map(str, DTYPES), *Microscaled.formats)
 
@@ -26,6 +34,7 @@ def quantise(
     where: Callable[[str, Any], bool],
     bits: int | str = 8,
     *,
+    axes: AnyAxes = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Any:
@@ -44,6 +53,13 @@ def quantise(
     bits
         2 to 8, ``"nf4"``, ``"float8_e4m3fn"``, ``"float8_e5m2"``, or one of the formats of
         `Microscaled`, such as ``"mxfp4"``.
+    axes
+        Which axes of each weight are summed by products, as for `adapt`: what `weight_axes`
+        found out. Then each layer of a stack, and each column, has its own scales, and the
+        option ``block`` is a number of entries along the summed axes: about so many
+        consecutive ones share a scale. It is the divisor of the number of summed entries that
+        is nearest to ``block``, such as 48 of 96 for 64. Without ``block`` all that is
+        summed shares a scale, or as many as the format says.
     progress
         A function to show the progress, such as ``tqdm.tqdm``. It is called with the paths of
         the chosen leaves, and returns an iterator over them. The next item is taken as the
@@ -62,7 +78,8 @@ def quantise(
     ------
     ValueError
         If ``bits`` is none of these, or ``where`` chose no leaf, or a leaf that can't be
-        quantised. The message names the path. If what ``progress`` returns has more or fewer items than leaves were chosen.
+        quantised. The message names the path. If ``axes`` lacks a chosen leaf, no divisor is near
+        to ``block``, or ``axes`` comes with an option that says the same. If what ``progress`` returns has more or fewer items than leaves were chosen.
     TypeError
         If ``where`` is no function.
 
@@ -74,11 +91,17 @@ def quantise(
     >>> quantised = quantise(params, lambda path, _: path.endswith("kernel"), axis=-1)
     >>> quantised["dense"]["kernel"]
     Quantised<f32[64,2], 136 B>(q=i8[64,2], scale=f32[1,2], zero=None)
+
+    A weight of Equinox is multiplied from the left. Its inputs are the last axis:
+
+    >>> import equinox as eqx, jax
+    >>> from jaxrewrite.values import weight_axes
+    >>> linear = eqx.nn.Linear(128, 4, use_bias=False, key=jax.random.key(0))
+    >>> axes = weight_axes(lambda layer, x: layer(x), linear, jnp.ones(128))
+    >>> quantise(linear, lambda path, _: path == "weight", 4, block=64, axes=axes).weight
+    Quantised<f32[4,128], 288 B>(q=Nibbles<i4[4,128], 256 B>, scale=f32[4,2], zero=None)
     """
-    if not isinstance(bits, (int, np.integer)) and bits not in FORMATS:
-        raise ValueError(
-            f"quantise: bits is {bits!r}. It must be 2 to 8, or one of {FORMATS}."
-        )
+    check_format("quantise", bits)
     flat, treedef = tree_flatten_with_path(
         tree, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)
     )
@@ -90,10 +113,62 @@ def quantise(
         positions, shown([paths[i] for i in positions], progress), strict=True
     ):
         try:
-            leaves[i] = _quantised(leaves[i], bits, options)
+            if axes is None:
+                leaves[i] = _quantised(leaves[i], bits, options)
+            else:
+                own = axes_of_leaf("quantise", axes, path, leaves[i])
+                leaves[i] = quantised_along(own, leaves[i], bits, options)
         except ValueError as error:
-            raise ValueError(f"quantise: `{path}` can't be quantised. {error}") from error
+            raise ValueError(
+                f"quantise: `{path}` can't be quantised. {error}{_way_out(axes, options)}"
+            ) from error
     return tree_unflatten(treedef, leaves)
+
+
+def _way_out(axes: AnyAxes, options: dict[str, Any]) -> str:
+    if axes is not None or "block" not in options:
+        return ""
+    return (
+        " Or give axes=weight_axes(fn, params, x), which finds out from the function that uses the "
+        "weights which axes are summed, for blocks along these."
+    )
+
+
+def check_format(caller: str, bits: Any) -> None:
+    if not isinstance(bits, (int, np.integer)) and bits not in FORMATS:
+        raise ValueError(
+            f"{caller}: bits is {bits!r}. It must be 2 to 8, or one of {FORMATS}."
+        )
+
+
+def quantised_along(axes: WeightAxes, w: Any, bits: Any, options: dict[str, Any]) -> Any:
+    """A weight in a format, with blocks along the axes that a product sums."""
+    block = options.get("block", DEFAULT_BLOCKS.get(bits))
+    if "axis" in options or not (block is None or isinstance(block, (int, np.integer))):
+        raise ValueError(
+            "`axes` says which axes are summed, so `block` is one number, and there is no `axis`."
+        )
+    rows = axes.rows
+    summed = math.prod(w.shape[i] for i in rows)
+    wanted = summed if block is None else min(block, summed)
+    sizes, left = [1] * w.ndim, wanted
+    for i in reversed(rows):  # Neighbours are along the last of them.
+        sizes[i] = _nearest_divisor(w.shape[i], left)
+        left = left // sizes[i] if sizes[i] == w.shape[i] else 1
+    got = math.prod(sizes)
+    if max(got, wanted) > _MOST_APART * min(got, wanted):
+        raise ValueError(
+            f"{summed} entries are summed, of shape {tuple(w.shape[i] for i in rows)}, and no blocks "
+            f"near {block} divide them: the nearest have {got}. Give another `block`, or None for "
+            "one scale for all that is summed."
+        )
+    return _quantised(w, bits, {**options, "block": tuple(sizes)})
+
+
+def _nearest_divisor(n: int, to: int) -> int:
+    """The divisor of a number that is the nearest to another one, as a ratio."""
+    divisors = (d for d in range(1, n + 1) if n % d == 0)
+    return min(divisors, key=lambda d: (max(d / to, to / d), d), default=1)
 
 
 def _quantised(leaf: Any, bits: Any, options: dict[str, Any]) -> Any:

@@ -1,0 +1,174 @@
+"""`Rescaled`: an array with trained multipliers along some axes, as in IA3 and DoRA."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike
+
+import jaxrewrite
+
+from .._base.contract import along_result, labels
+from .._base.structured import Structured
+from .coded import aligned, blockwise, check_blocks, rescaled, spread, weights_or_rows
+
+
+class Rescaled(Structured):
+    r"""An array times numbers that belong to the indices of some axes.
+
+    .. math:: v_{ij} = w_{ij} \, s_j \quad \text{or} \quad v_{ij} = w_{ij} \, s_i
+
+    It is what IA3 [1]_ trains: ``w`` stays as it is, and each output, or each input, of a layer
+    has a multiplier. In a product with an array the numbers multiply the result, or the
+    array, and never ``w``. So ``w`` may be a value, such as a quantised weight. Transposes,
+    reshapes, slices, scaling by numbers or along axes, and casts keep the form; rows that are
+    looked up, and everything else, are dense.
+
+    Parameters
+    ----------
+    w
+        An array or a value of an inexact dtype, which is the dtype of the whole.
+    scale
+        The numbers: of as many axes as ``w``, each of length one or of the length of that axis
+        of ``w``. If a length divides that of ``w``, consecutive entries share a number.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit, or ``w`` is of integers.
+
+    References
+    ----------
+    .. [1] H. Liu et al. (2022), Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper
+       than In-Context Learning, arXiv:2205.05638.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Quantised, Rescaled
+    >>> v = Rescaled(Quantised.quantise(jnp.ones((3, 2)), axis=-1), jnp.array([[1.0, 2.0]]))
+    >>> multiply = jaxrewrite.transform(lambda v, x: x @ v, materialise="forbid")
+    >>> multiply(v, jnp.ones(3))
+    Array([3., 6.], dtype=float32)
+    """
+
+    compiles_materialise = True
+
+    outer = -45
+
+    axes = {"w": "...", "scale": ".../block"}
+
+    w: Array
+    scale: Array
+
+    def __post_init__(self) -> None:
+        check_blocks("Rescaled", w=self.w, scale=self.scale)
+        if not jnp.issubdtype(self.w.dtype, jnp.inexact):
+            raise ValueError(f"Rescaled: `w` must be floating; got {self.w.dtype}.")
+
+    def aval(self) -> Any:
+        return jax.ShapeDtypeStruct(self.w.shape, self.w.dtype)
+
+    def materialise(self) -> Any:
+        return blockwise(jnp.multiply, self.w, self.scale.astype(self.w.dtype))
+
+    def map_scales(self, change: Callable[[Any], Any]) -> Self:
+        return dataclasses.replace(self, scale=change(self.scale))
+
+    def join(self, other: Any) -> Any:
+        if not isinstance(other, Rescaled):
+            return NotImplemented
+        met = aligned([self, other])
+        return NotImplemented if met is None else tuple(met)
+
+    def scaled_axes(self) -> set[int]:
+        """The axes along which the numbers differ."""
+        return {i for i, n in enumerate(self.scale.shape) if n != 1}
+
+    def factor(self) -> Any:
+        """The numbers, one for each index of such an axis."""
+        pairs = zip(self.shape, self.scale.shape, strict=True)
+        grid = [n if k != 1 else 1 for n, k in pairs]
+        return spread(self.scale.astype(self.w.dtype), grid)
+
+
+@jaxrewrite.register("squeeze", "dynamic_slice", "gather")
+def _(v: Rescaled, *indices: ArrayLike, primitive, **params) -> Any:
+    return weights_or_rows(v, *indices, primitive=primitive, **params)
+
+
+@jaxrewrite.register("neg")
+def _(v: Rescaled, **params) -> Any:
+    return v.map_scales(jnp.negative)
+
+
+@jaxrewrite.register("mul", exchange="operands")
+def _(v: Rescaled, c: ArrayLike, **params) -> Any:
+    return rescaled(v, jnp.multiply, c, **params)
+
+
+@jaxrewrite.register("div")
+def _(v: Rescaled, c: ArrayLike, **params) -> Any:
+    return rescaled(v, jnp.divide, c, **params)
+
+
+@jaxrewrite.register("convert_element_type")
+def _(v: Rescaled, *, new_dtype, **params) -> Any:
+    if not jnp.issubdtype(new_dtype, jnp.inexact):
+        return NotImplemented
+    w, scale = (x.astype(new_dtype) for x in (v.w, v.scale))
+    return dataclasses.replace(v, w=w, scale=scale)
+
+
+@jaxrewrite.register("dot_general", types=(Rescaled, Rescaled))
+@jaxrewrite.register("dot_general", exchange="types")
+def _(x: Rescaled, y: ArrayLike, *, dimension_numbers, primitive, **params) -> Any:
+    """Multiply the array before the product, or the result after it."""
+    dtype = jnp.result_type(x, y)
+    wanted = params.get("preferred_element_type") or dtype
+    if params.get("out_sharding") is not None or jnp.promote_types(dtype, wanted) != wanted:
+        return NotImplemented
+    position = 0 if isinstance(x, Rescaled) else 1
+    operands: list[Any] = [x, y]
+    v, other = operands[position], operands[1 - position]
+    named = labels(dimension_numbers, x.ndim, jnp.ndim(y))
+    of_v, of_other = (named.x, named.y) if position == 0 else (named.y, named.x)
+    along = {of_v[i] for i in v.scaled_axes()}
+    operands[position] = v.w
+    multiply = lambda: jaxrewrite.bind(
+        primitive, *operands, dimension_numbers=dimension_numbers, **params
+    )
+    if along.issubset(named.out):
+        product = multiply()
+        factor = along_result(v.factor(), of_v, named.out)
+        return product * factor.astype(product.dtype)
+    if along.issubset(of_other):
+        factor = along_result(v.factor(), of_v, of_other)
+        operands[1 - position] = other * factor
+        return multiply()
+    return NotImplemented
+
+
+@jaxrewrite.register("conv_general_dilated")
+def _(x: ArrayLike, v: Rescaled, *, dimension_numbers, primitive, **params) -> Any:
+    """Multiply the features of the result, or those of the image."""
+    out, features, *_ = dimension_numbers.rhs_spec
+    convolve = lambda x: primitive.bind(
+        x, v.w, dimension_numbers=dimension_numbers, **params
+    )
+
+    def along(x: Any, axis: int) -> Any:
+        factor = v.factor().astype(x.dtype).reshape(-1)
+        return x * lax.expand_dims(factor, [i for i in range(x.ndim) if i != axis])
+
+    if v.scaled_axes() <= {out}:
+        return along(convolve(x), dimension_numbers.out_spec[1])
+    is_one_group = params["feature_group_count"] == params["batch_group_count"] == 1
+    if v.scaled_axes() <= {features} and is_one_group:
+        return convolve(along(x, dimension_numbers.lhs_spec[1]))
+    return NotImplemented

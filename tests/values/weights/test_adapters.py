@@ -1,0 +1,257 @@
+"""Adapters beside LoRA: DoRA, IA3, VeRA; PiSSA and LoftQ; dropout; labels of LoRA+.
+
+The oracles are the published formulas in NumPy, in double precision.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrewrite
+from jaxrewrite.values import (
+    NF4,
+    Dora,
+    Lora,
+    Quantised,
+    Rescaled,
+    adapt,
+    dropout,
+    freeze,
+    merge,
+    partition,
+)
+
+
+KEY = jax.random.key(0)
+RNG = np.random.default_rng(0)
+every = lambda path, leaf: leaf.ndim > 1
+multiply = jaxrewrite.transform(lambda v, x: x @ v, materialise="forbid")
+
+
+def normal(*shape):
+    return jnp.asarray(RNG.normal(size=shape), "float32")
+
+
+W, A, B, X = normal(64, 5), normal(64, 2), normal(2, 5), normal(3, 64)
+LENGTHS = abs(normal(1, 5)) + 0.1
+
+
+def double(x):
+    return np.asarray(jaxrewrite.materialise(x), np.float64)
+
+
+def dora(w, a, b, lengths, scale):
+    """Equation 5 of the paper."""
+    directions = double(w) + scale * double(a) @ double(b)
+    return double(lengths) * directions / np.linalg.norm(directions, axis=0)
+
+
+@pytest.mark.parametrize(
+    "w", [W, NF4.quantise(W), Quantised.quantise(W, 4, block=8)], ids=repr
+)
+def test_dora_is_the_formula_on_any_base(w):
+    v = Dora(w, A, B, LENGTHS, 0.5)
+    want = double(X) @ dora(w, A, B, LENGTHS, 0.5)
+    np.testing.assert_allclose(multiply(v, X), want, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(multiply(v.rescaled(), X), want, rtol=2e-5, atol=2e-5)
+
+
+def test_dora_makes_no_array_of_the_size_of_the_weight_with_its_change():
+    program = jaxrewrite.make_jaxpr(multiply)(Dora(W, A, B, LENGTHS), X)
+    of_size = [
+        e for e in program.jaxpr.eqns if any(v.aval.shape == W.shape for v in e.outvars)
+    ]
+    assert {e.primitive.name for e in of_size} <= {"stop_gradient", "optimization_barrier"}
+
+
+def test_dora_begins_as_the_weight_and_trains_as_in_the_paper():
+    """The lengths of the columns are constants to derivatives: section 4.3 of the paper."""
+    params = adapt({"kernel": W}, every, 2, KEY, method="dora", scale=0.5)
+    v = params["kernel"]
+    np.testing.assert_allclose(multiply(v, X), X @ W, rtol=1e-4, atol=1e-4)
+    v = Dora(W, A, B, LENGTHS, 0.5)
+    gradient = jax.grad(lambda v: (multiply(v, X) ** 2).sum())(v)
+    x, size = double(X), np.linalg.norm(double(W) + 0.5 * double(A) @ double(B), axis=0)
+    y = x @ dora(W, A, B, LENGTHS, 0.5)
+    of_change = 2 * x.T @ y * double(LENGTHS) / size
+    np.testing.assert_allclose(gradient.b, 0.5 * double(A).T @ of_change, rtol=1e-3)
+    np.testing.assert_allclose(
+        gradient.a, 0.5 * of_change @ double(B).T, rtol=1e-3, atol=0.01
+    )
+    of_lengths = (2 * y**2 / double(LENGTHS)).sum(0)
+    np.testing.assert_allclose(gradient.magnitude[0], of_lengths, rtol=1e-3)
+    assert not gradient.w.any()
+
+
+def test_a_column_of_zeros_stays_zero():
+    v = Dora.of(Lora(jnp.zeros((4, 2)), jnp.ones((4, 1)), jnp.zeros((1, 2))))
+    assert not multiply(v, jnp.ones((1, 4))).any()
+
+
+def test_stacked_dora_in_a_scan():
+    layers = normal(3, 5, 5)
+    axes = (1,), (2,)
+    v = adapt(layers, every, 2, KEY, axes=axes, method="dora", bits=4, block=5)
+    assert (v.magnitude.shape, v.w.scale.shape) == ((3, 1, 5), (3, 1, 5))
+    deep = lambda v, x: jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, v)[0]
+    got = jaxrewrite.transform(deep, materialise="forbid")(v, jnp.ones(5))
+    np.testing.assert_allclose(got, deep(merge(v), jnp.ones(5)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((W, A, B, jnp.ones(5)), r"`magnitude` has shape \(5,\).*needs \(1, 5\)"),
+        ((W * 1j, A, B, LENGTHS), "must be real; got complex64"),
+        ((W, A.T, B, LENGTHS), "Lora: a has shape"),
+    ],
+)
+def test_errors_of_dora(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Dora(*arguments)
+
+
+# --- multipliers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (64, 1), (1, 1), (8, 1)])
+@pytest.mark.parametrize(
+    "w", [W, NF4.quantise(W), Lora(W, A, B)], ids=lambda w: type(w).__name__
+)
+def test_multipliers_of_inputs_and_outputs(w, shape):
+    scale = normal(*shape)
+    spread = np.repeat(double(scale), 64 // shape[0] if shape[0] > 1 else 1, axis=0)
+    want = double(X) @ (double(w) * spread)
+    np.testing.assert_allclose(multiply(Rescaled(w, scale), X), want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape, groups", [((8, 1, 1), 1), ((1, 4, 1), 1), ((8, 1, 1), 2)])
+def test_multipliers_of_a_kernel(shape, groups):
+    kernel, scale, image = normal(8, 4, 3), normal(*shape), normal(2, 4 * groups, 7)
+
+    def convolve(kernel, image):
+        return jax.lax.conv_general_dilated(
+            image, kernel, (1,), "SAME", feature_group_count=groups
+        )
+
+    got = jaxrewrite.transform(convolve, materialise="forbid")(
+        Rescaled(kernel, scale), image
+    )
+    np.testing.assert_allclose(got, convolve(kernel * scale, image), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "w, scale, message",
+    [
+        (jnp.ones((4, 2), int), jnp.ones((1, 2)), "`w` must be floating; got int32"),
+        (jnp.ones((4, 2)), jnp.ones((3, 1)), "`scale` must have as many axes as `w`"),
+    ],
+)
+def test_errors_of_multipliers(w, scale, message):
+    with pytest.raises(ValueError, match=message):
+        Rescaled(w, scale)
+
+
+# --- how adapters begin ---------------------------------------------------------------------
+
+
+def test_vera_trains_numbers_of_ranks_and_columns():
+    v = adapt({"kernel": W}, every, 3, KEY, method="vera", scale=0.5)["kernel"]
+    np.testing.assert_allclose(multiply(v, X), X @ W, rtol=1e-4, atol=1e-4)
+    d, b = normal(1, 3), normal(1, 5)
+    v = Lora(W, Rescaled(v.a.w, d), Rescaled(v.b.w, b), 0.5)
+    change = double(v.a.w) @ np.diag(double(d)[0]) @ double(v.b.w) @ np.diag(double(b)[0])
+    want = double(X) @ (double(W) + 0.5 * change)
+    np.testing.assert_allclose(multiply(v, X), want, rtol=1e-4, atol=1e-4)
+    labels = freeze(v, {Lora: ["w"], Rescaled: ["w"]}, rest="freeze")
+    assert [x.shape for x in jax.tree.leaves(partition(v, labels)[0])] == [(1, 3), (1, 5)]
+
+
+@pytest.mark.parametrize("axes", [((0,), (1,)), ((1,), (0,))])
+def test_pissa_takes_the_largest_singular_values(axes):
+    w = normal(12, 8)
+    v = adapt(w, every, 2, KEY, axes=axes, init="pissa", scale=0.25)
+    u, s, vh = np.linalg.svd(double(w))
+    change = double(Lora(jnp.zeros_like(w), v.a, v.b, 0.25, *axes))
+    np.testing.assert_allclose(change, u[:, :2] * s[:2] @ vh[:2], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(merge(v), w, rtol=1e-4, atol=1e-5)
+
+
+def test_loftq_makes_up_for_what_quantising_loses():
+    w = normal(64, 32)
+    lost = {}
+    for init in ("random", "loftq"):
+        v = adapt(w, every, 8, KEY, init=init, bits=2, block=16)
+        assert isinstance(v.w, Quantised)
+        lost[init] = np.linalg.norm(double(v) - double(w))
+    assert lost["loftq"] < 0.8 * lost["random"]
+
+
+def test_heads_and_stacks_are_adapted_by_singular_values():
+    w = normal(2, 6, 3, 4)
+    v = adapt(w, every, 6, KEY, axes=((1,), (2, 3)), init="pissa")
+    np.testing.assert_allclose(v.w, 0, atol=1e-5)  # The rank is that of the weight.
+    assert (v.a.shape, v.b.shape) == ((2, 6, 6), (2, 6, 3, 4))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"method": "lokr"}, "method is 'lokr'; it must be one of"),
+        ({"init": "eva"}, "init is 'eva'; it must be one of"),
+        ({"init": "loftq"}, "give bits"),
+        ({"init": "pissa", "method": "vera"}, "the factors of VeRA are random"),
+        ({"init": "pissa", "scale": 0.0}, "needs a positive scale"),
+        ({"bits": 9}, "adapt: bits is 9|bits.*2 to 8"),
+        ({"bits": 4, "block": (1, 2)}, "kernel can't be adapted.*`block` is one number"),
+    ],
+)
+def test_errors_of_adapt(options, message):
+    with pytest.raises(ValueError, match=message):
+        adapt({"kernel": W}, every, 2, KEY, **options)
+
+
+def test_pissa_of_a_quantised_weight_says_what_to_do():
+    with pytest.raises(
+        ValueError, match="kernel is a NF4, of which PiSSA leaves a dense rest"
+    ):
+        adapt({"kernel": NF4.quantise(W)}, every, 2, KEY, init="pissa")
+
+
+# --- training -------------------------------------------------------------------------------
+
+
+def test_dropout_drops_rows_of_the_change_and_keeps_its_mean():
+    params = {"kernel": Lora(W, A, B), "dora": Dora(W, A, B, LENGTHS), "bias": jnp.ones(5)}
+    dropped = dropout(params, 0.25, KEY)
+    for name in ("kernel", "dora"):
+        rows = dropped[name].a / A
+        np.testing.assert_allclose(np.where(rows > 0.5, rows - 4 / 3, rows), 0, atol=1e-5)
+        assert np.allclose(rows, rows[:, :1]) and 0.05 < (rows == 0).mean() < 0.5
+    assert dropped["bias"] is params["bias"] and dropped["kernel"].w is W
+    means = jax.vmap(lambda key: dropout(params, 0.25, key)["kernel"].a)(
+        jax.random.split(KEY, 500)
+    )
+    np.testing.assert_allclose(means.mean(0), A, atol=0.3)
+
+
+@pytest.mark.parametrize(
+    "rate, tree, message",
+    [
+        (1.0, Lora(W, A, B), "rate is 1.0"),
+        (0.5, {"kernel": W}, "no Lora or Dora"),
+    ],
+)
+def test_errors_of_dropout(rate, tree, message):
+    with pytest.raises(ValueError, match=message):
+        dropout(tree, rate, KEY)
+
+
+def test_labels_of_ones_own_are_trained():
+    v = {"kernel": Lora(W, A, B), "bias": jnp.ones(5)}
+    labels = freeze(v, {Lora: {"w": "freeze", "b": "fast"}}, rest="freeze")
+    assert jax.tree.leaves(labels) == ["freeze", "freeze", "train", "fast"]
+    trained, frozen = partition(v, labels)
+    assert [x.shape for x in jax.tree.leaves(trained)] == [(64, 2), (2, 5)]
+    assert [x.shape for x in jax.tree.leaves(frozen)] == [(5,), (64, 5)]
