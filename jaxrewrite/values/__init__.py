@@ -87,6 +87,7 @@ from ._weights.microscaled import Microscaled as Microscaled
 from ._weights.nf4 import NF4 as NF4
 from ._weights.quantise import quantise as quantise
 from ._weights.quantised import Quantised as Quantised
+from ._weights.updates import quantised_updates as quantised_updates
 
 
 if _typing.TYPE_CHECKING:
