@@ -4,6 +4,8 @@ A small transformer of Flax is trained to count by threes. Its kernels become NF
 an entry, and get adapters. AdamW then trains the adapters alone, until the model counts by
 fives. Its state is that of the adapters. A second run is stopped half-way, loads all from a
 file of safetensors, and goes on: losses and adapters are those of the first run, bit for bit.
+All of that is then done with the moments of AdamW in 8 bits: the losses differ by less than 1% at the
+median step.
 
 Run it with ``python docs/examples/qlora.py [--plot FILE]``. It needs flax, optax, safetensors
 and, for the figure, matplotlib.
@@ -23,7 +25,16 @@ import optax
 
 import jaxrewrite
 from jaxrewrite.checkpoints import load, save
-from jaxrewrite.values import Lora, adapt, combine, freeze, nbytes, partition, quantise
+from jaxrewrite.values import (
+    Lora,
+    adapt,
+    combine,
+    freeze,
+    nbytes,
+    partition,
+    quantise,
+    quantised_moments,
+)
 
 
 VOCABULARY, WIDTH, STEPS, STOP = 64, 128, 60, 30
@@ -104,6 +115,36 @@ def initial(params: optax.Params) -> optax.Params:
     return adapt(params, is_kernel, rank=8, key=jax.random.key(1))
 
 
+def train_twice(
+    implicit: Callable[[Any, jax.Array], jax.Array],
+    optimiser: optax.GradientTransformation,
+    trained: optax.Params,
+    rest: optax.Params,
+) -> tuple[optax.Params, optax.OptState, list[float], list[float]]:
+    """Train the adapters, and once more with a stop. Also returns the losses after it."""
+    update = updater(implicit, optimiser, by=5)
+    start = trained, optimiser.init(trained), rest
+    adapted, moments, losses = train(update, *start, 0, STEPS)
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "state.safetensors"
+        trained, state, before = train(update, *start, 0, STOP)
+        save(file, (trained, state, rest))
+        trained, state, rest = load(file, like=jax.eval_shape(lambda: start))
+    resumed, state, after = train(update, trained, state, rest, STOP, STEPS)
+    assert before + after == losses
+    first, second = (
+        jax.tree.leaves(numbers) for numbers in ((adapted, moments), (resumed, state))
+    )
+    assert all(map(is_same, first, second))
+    return adapted, moments, losses, after
+
+
+def is_same(x: jax.Array, y: jax.Array) -> bool:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x, y = jax.random.key_data(x), jax.random.key_data(y)
+    return np.array_equal(x, y)
+
+
 def main(plot: str | None = None) -> None:
     dense = Model().init(jax.random.key(0), counting(3, 0))
     nothing = jax.tree.map(lambda _: None, dense)
@@ -116,28 +157,27 @@ def main(plot: str | None = None) -> None:
 
     params = initial(dense)
     trained, rest = partition(params, freeze(params, {Lora: ["w"]}, rest="freeze"))
-    start = trained, optimiser.init(trained), rest
     implicit = jaxrewrite.transform(model, materialise="forbid")
-    update = updater(implicit, optimiser, by=5)
-    adapted, moments, losses = train(update, *start, 0, STEPS)
+    adapted, moments, losses, after = train_twice(implicit, optimiser, trained, rest)
     print(f"Its adapters count by fives: loss {losses[0]:.2f} to {losses[-1]:.2f}.")
     assert losses[-1] < 0.1 * losses[0]
 
-    with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder) / "state.safetensors"
-        trained, moments, before = train(update, *start, 0, STOP)
-        save(file, (trained, moments, rest))
-        trained, moments, rest = load(file, like=jax.eval_shape(lambda: start))
-    resumed, _, after = train(update, trained, moments, rest, STOP, STEPS)
-    assert before + after == losses
-    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, adapted, resumed)))
-    print("A run that was stopped and loaded from a file gives the same, bit for bit.")
+    small = quantised_moments(optimiser, jax.random.key(2), least=1024)
+    _, small_moments, small_losses, _ = train_twice(implicit, small, trained, rest)
+    off = np.abs(np.divide(small_losses, losses) - 1)
+    assert np.median(off) < 0.01 and off.max() < 0.05
+    print("Runs that were stopped and loaded from a file give the same, bit for bit.")
 
     def megabytes(tree: optax.Params) -> float:
         return nbytes(jax.tree.leaves(tree)).implicit / 1e6
 
     full = [megabytes(tree) for tree in (dense, dense, full_moments)]
     qlora = [megabytes(tree) for tree in (params, adapted, moments)]
+    print(
+        f"Moments in 8 bits: {megabytes(small_moments):.2f} MB in place of "
+        f"{megabytes(moments):.2f}, and losses that differ by "
+        f"{np.median(off):.2%} at the median step, and by {off.max():.1%} at most."
+    )
     kinds = "weights", "gradients", "moments"
     for kind, *sizes in zip(kinds, full, qlora, strict=True):
         print("{:10}{:6.2f} MB in full training,{:6.2f} MB in QLoRA".format(kind, *sizes))

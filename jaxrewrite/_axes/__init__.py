@@ -5,4 +5,4 @@ type the methods that a user would otherwise define, and `moves` has the rules f
 only move entries.
 """
 
-from . import moves as moves, several as several
+from . import moves as moves, several as several, writes as writes

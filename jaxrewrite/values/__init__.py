@@ -86,10 +86,12 @@ from ._weights.gguf import GGUF as GGUF
 from ._weights.kernels import gpu_kernels as gpu_kernels
 from ._weights.lora import Lora as Lora
 from ._weights.microscaled import Microscaled as Microscaled
+from ._weights.moments import quantised_moments as quantised_moments
 from ._weights.nf4 import NF4 as NF4
 from ._weights.quantise import quantise as quantise
 from ._weights.quantised import Quantised as Quantised
 from ._weights.rescaled import Rescaled as Rescaled
+from ._weights.updates import quantised_updates as quantised_updates
 from ._weights.weight_axes import WeightAxes as WeightAxes, weight_axes as weight_axes
 
 

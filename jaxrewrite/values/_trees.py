@@ -16,6 +16,7 @@ import jaxrewrite
 
 from ._base.chosen import chosen_leaves
 from ._base.progress import Progress, shown
+from ._base.random_keys import check_key
 from ._base.structured import bytes_text, nbytes_of
 from ._weights.adapters import INITS, METHODS, Adapter, adapted
 from ._weights.quantise import check_format, quantised_along
@@ -135,10 +136,7 @@ def adapt(
     """
     if not isinstance(rank, (int, np.integer)) or rank < 1:
         raise ValueError(f"adapt: rank is {rank}; it must be an integer of at least 1.")
-    if not _is_key(key):
-        raise TypeError(
-            f"adapt: key is {key!r}; it must be a key of jax.random, such as jax.random.key(0)."
-        )
+    check_key("adapt", key)
     rounded = None
     if bits is not None:
         check_format("adapt", bits)
@@ -197,13 +195,6 @@ def _check_rank(path: str, w: Any, axes: WeightAxes, rank: int) -> None:
 def _is_floating(leaf: Any) -> bool:
     dtype = getattr(leaf, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
-
-
-def _is_key(key: Any) -> bool:
-    dtype = getattr(key, "dtype", None)
-    return dtype is not None and (
-        dtype == "uint32" or jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    )
 
 
 Labels = Mapping[type, Sequence[str] | Mapping[str, str]]

@@ -13,6 +13,7 @@ from jaxtyping import ArrayLike
 
 from jaxrewrite import bind, register
 from jaxrewrite._axes.moves import filled, fills as fills, in_range as in_range
+from jaxrewrite._axes.writes import axes_written as axes_written
 
 from .structured import Structured
 

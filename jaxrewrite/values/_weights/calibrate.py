@@ -212,6 +212,10 @@ class _Observed(Quantised):
     # The index may have a number for each entry, where the weight itself stays small.
     _may_grow = frozenset({"index"})
 
+    def encoded(self, x: jax.Array, sizes: Sequence[int]) -> Any:
+        """What a program writes has no index."""
+        return NotImplemented
+
 
 @jaxrewrite.register("dot_general", exchange="types")
 def _(x: _Observed, y: ArrayLike, *, primitive, **params) -> Any:

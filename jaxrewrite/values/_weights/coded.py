@@ -99,6 +99,14 @@ class Coded(Structured):
         linear.
         """
 
+    def encoded(self, x: jax.Array, sizes: Sequence[int]) -> Any:
+        """Another array in this format, rounded in blocks of these sizes along its axes.
+
+        It has this array's dtype. By default it is ``NotImplemented``, and an array of this
+        format becomes dense where a program writes into it, whatever the rules.
+        """
+        return NotImplemented
+
     def has_scales_in(self, dtype: Any) -> bool:
         """Whether the scales of usual weights are normal numbers of a floating dtype.
 

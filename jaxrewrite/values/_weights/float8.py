@@ -164,6 +164,10 @@ class Float8(Coded):
     def map_scales(self, change: Callable[[Any], Any]) -> Self:
         return dataclasses.replace(self, scale=change(self.scale))
 
+    def encoded(self, x: jax.Array, sizes: Sequence[int]) -> Any:
+        v = _quantised(x, jnp.dtype(self.format), tuple(sizes))
+        return dataclasses.replace(self, codes=v.codes, scale=v.scale)
+
     def has_scales_in(self, dtype: Any) -> bool:
         """Whether weights below one have scales that are normal numbers."""
         least = jnp.finfo(dtype).smallest_normal

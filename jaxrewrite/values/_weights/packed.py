@@ -16,7 +16,7 @@ from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 
-from .._base.gathers import fills
+from .._base.gathers import axes_written, fills
 from .._base.structured import Structured, is_value, on_dense
 
 
@@ -328,6 +328,51 @@ def _(
     return dataclasses.replace(v, bytes=moved, axis=axis)
 
 
+@jaxrewrite.register("dynamic_update_slice")
+def _(v: Integers, part: ArrayLike | Packed, *starts: ArrayLike, **params) -> Any:
+    """Write whole groups, as their bytes."""
+    if not _is_whole(v, jnp.shape(part)):
+        return NotImplemented
+    bytes_ = _packed_alike(v, part, v.axis).bytes
+    start = jnp.zeros((), jnp.result_type(*starts))
+    begins = [*starts, start]
+    begins[v.axis - 1] = start
+    moved = lax.dynamic_update_slice(v.bytes, bytes_, begins)
+    return dataclasses.replace(v, bytes=moved)
+
+
+@jaxrewrite.register("scatter")
+def _(
+    v: Integers,
+    indices: ArrayLike,
+    part: ArrayLike | Packed,
+    *,
+    dimension_numbers,
+    update_jaxpr,
+    update_consts,
+    **params,
+) -> Any:
+    numbers, place, ndim = dimension_numbers, v.ndim + v.axis, jnp.ndim(part)
+    along = axes_written(v.ndim, ndim, numbers)
+    is_whole = place in along and jnp.shape(part)[along.index(place)] == v.shape[place]
+    if not is_whole or update_jaxpr is not None:
+        return NotImplemented
+    bytes_ = _packed_alike(v, part, along.index(place) - ndim).bytes
+    own = numbers._replace(update_window_dims=(*numbers.update_window_dims, ndim))
+    moved = lax.scatter(v.bytes, indices, bytes_, own, **params)
+    return dataclasses.replace(v, bytes=moved)
+
+
+def _packed_alike(v: Integers, part: Any, axis: int) -> Any:
+    return _packed(type(v), jaxrewrite.materialise(part), v.bits, axis)
+
+
+# Compiled as a whole: one operation after the other takes longer.
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _packed(cls: type[Integers], x: Any, bits: int, axis: int) -> Any:
+    return cls.pack(x, bits, axis)
+
+
 @jaxrewrite.register("concatenate")
 def _(*vs: Packed, dimension, **params) -> Any:
     along = dimension == vs[0].ndim + vs[0].axis
@@ -367,6 +412,17 @@ def packed(x: Any, bits: int) -> Any:
     divisible = [axis for axis in axes if x.shape[axis] % cls.group == 0]
     axis = max(divisible) if divisible else max(axes, key=lambda axis: x.shape[axis])
     return cls.pack(x, bits, axis)
+
+
+@jax.jit
+def most_of(codes: Any) -> Any:
+    """The largest of the integers that codes may be, as an array, also in a rule."""
+    return jnp.full((), jnp.iinfo(codes.dtype).max, jnp.int32)
+
+
+@jaxrewrite.register(most_of)
+def _(codes: Integers) -> Any:
+    return jnp.full((), 2 ** (codes.bits - 1) - 1, jnp.int32)
 
 
 def bytes_of(codes: Any) -> jax.Array:

@@ -27,7 +27,7 @@ from .coded import (
     spread,
     with_nan,
 )
-from .packed import Packed, packed
+from .packed import Packed, most_of, packed
 
 
 # The dtypes of the integers, by their bits. Those of other widths are int8: XLA ends the process
@@ -303,6 +303,16 @@ class Quantised(Coded):
     def map_scales(self, change: Callable[[Any], Any]) -> Self:
         return dataclasses.replace(self, scale=change(self.scale))
 
+    def encoded(self, x: jax.Array, sizes: Sequence[int]) -> Any:
+        if self.activation_range is not None:
+            return NotImplemented  # It is of a weight.
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        top = jaxrewrite.transform(most_of)(self.q).astype(wide)
+        q, scale, zero = _rounded(x, top, self.q.dtype, sizes, self.zero is None)
+        if self.zero is not None:
+            zero = zero.astype(self.zero.dtype)
+        return dataclasses.replace(self, q=q, scale=scale, zero=zero)
+
     def among(self, values: Sequence[Any]) -> Self:
         """This array, rounding arrays as the others do.
 
@@ -363,12 +373,18 @@ def rounded(
     w: Any, bits: int, sizes: Sequence[int], symmetric: bool
 ) -> tuple[Any, Any, Any]:
     """The integers, scales and zeros of an array, for blocks of these sizes."""
+    dtype = DTYPES.get(bits, jnp.int8)
+    return _rounded(w, 2 ** (bits - 1) - 1, dtype, sizes, symmetric)
+
+
+def _rounded(
+    w: Any, top: Any, dtype: Any, sizes: Sequence[int], symmetric: bool
+) -> tuple[Any, Any, Any]:
+    """The same, with the largest integer, which may be an array, and the dtype of the integers."""
     # In a wide dtype the quotient is rounded only once, to the integer. A division by a constant
     # would be a product with its inverse in some programs, and another number in others.
     wide = w.astype(jnp.promote_types(w.dtype, jnp.float32))
     low, high = (of_blocks(extreme, wide, sizes) for extreme in (jnp.min, jnp.max))
-    top = 2 ** (bits - 1) - 1
-    dtype = DTYPES.get(bits, jnp.int8)
     if symmetric:
         scale = scale_in(w.dtype, jnp.maximum(high, -low) * (1 / top), top)
         least, zero = -top, None
