@@ -1,6 +1,7 @@
 """LoRA adapters in the files of peft, against files and numbers made by NumPy alone."""
 
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -258,10 +259,11 @@ def test_kernels_of_several_axes_keep_them(tmp_path):
 
 def test_an_adapted_stack_takes_the_adapters_of_a_sequence_of_modules():
     w = Lora(*map(jnp.asarray, (numbers(3, 4, 5), numbers(3, 4, 2), numbers(3, 2, 5))))
-    base, *axes = _adapters._axes("w", w, (3,))
+    like = types.SimpleNamespace(a=numbers(2, 4), magnitude=None)
+    base, *axes = _adapters._axes("w", w, (3,), like, True)
     assert base is w.w and axes == [w.rows, w.cols, w.frozen]
     with pytest.raises(ValueError, match="one module. A matrix has one"):
-        _adapters._axes("w", w, ())
+        _adapters._axes("w", w, (), like, True)
 
 
 def test_another_file_takes_the_place_of_adapters(tmp_path):
