@@ -20,6 +20,7 @@ from .avals import (
     is_weak as is_weak,
     leaf_aval as leaf_aval,
     mesh_of as mesh_of,
+    placed_as as placed_as,
     primitives_by_name as primitives_by_name,
     result_avals as result_avals,
     same_array_type as same_array_type,

@@ -100,6 +100,17 @@ def split_as(aval: ShapedArray) -> jax.sharding.Sharding | None:
     return aval.sharding if is_split else None
 
 
+def placed_as(x: Any, aval: Any) -> Any:
+    """An array, split over the explicit axes of a mesh as its aval is to be."""
+    if not isinstance(aval, ShapedArray) or aval.sharding.mesh.empty:
+        return x
+    wanted, present = aval.sharding, leaf_aval(x).sharding
+    is_explicit = jax.sharding.AxisType.Explicit in wanted.mesh.axis_types
+    if not is_explicit or present.spec == wanted.spec:
+        return x
+    return jax.sharding.reshard(x, wanted)
+
+
 def is_weak(aval: Any) -> bool:
     """Whether an aval has a weak type."""
     return isinstance(aval, ShapedArray) and aval.weak_type

@@ -295,13 +295,18 @@ def _literal_key(operand: Operand) -> str | None:
 
 
 def checked_results(site: Site, what: str, results: object) -> list[Any]:
-    """The results of a rule as a list; `TypeError` if they do not fit the equation."""
+    """The results of a rule as a list; `TypeError` if they do not fit the equation.
+
+    Where a mesh has explicit axes, arrays are split over them as the results of the equation.
+    """
     results = _as_list(site.primitive, len(site.outvars), what, results)
     wanted = f"{site.primitive.name!r} gives"
-    for result, var in zip(results, site.outvars, strict=True):
-        problem = mismatch(result, var.aval, what, wanted)
+    for i, var in enumerate(site.outvars):
+        problem = mismatch(results[i], var.aval, what, wanted)
         if problem is not None:
             raise TypeError(problem)
+        if not is_value(results[i]):
+            results[i] = _compat.placed_as(results[i], var.aval)
     return results
 
 

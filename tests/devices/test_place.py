@@ -25,7 +25,9 @@ from jaxrewrite import (
 )
 from jaxrewrite.values import (
     NF4,
+    Constant,
     Diagonal,
+    Identity,
     Interval,
     Kronecker,
     Lora,
@@ -178,6 +180,21 @@ def test_a_value_is_on_the_mesh_of_one_of_its_leaves():
     specs = []
     transform(lambda v: specs.append(jax.typeof(v).sharding.spec))(Times(x, np.float32(2)))
     assert specs == [P("data", None)]
+
+
+@pytest.mark.parametrize("run", [lambda fn: fn, jax.jit], ids=["eager", "jit"])
+def test_results_are_split_as_those_of_the_dense_program(run):
+    """Also where the structure gives a result that is split along other axes."""
+    mesh = jax.make_mesh((4, 2), ("i", "j"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        d = jax.device_put(jnp.arange(1.0, 9), NamedSharding(mesh, P("i")))
+        x = jax.device_put(jnp.arange(64.0).reshape(8, 8), NamedSharding(mesh, P()))
+        for v in (Diagonal(d), Identity(8), Constant(jnp.float32(2), (8, 8))):
+            for fn in (jnp.matmul, lambda v, x: jnp.sin(v @ x) + jnp.flip(v), jnp.add):
+                want = run(fn)(materialise(v), x)
+                got = run(transform(fn, materialise="allow"))(v, x)
+                assert jax.typeof(got) == jax.typeof(want)
+                np.testing.assert_allclose(materialise(got), want, 1e-5)
 
 
 PLACED = {
