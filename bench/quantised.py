@@ -23,10 +23,19 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxrewrite
-from jaxrewrite.values import NF4, Float8, Quantised, gpu_kernels
+from jaxrewrite.values import GGUF, NF4, Float8, Microscaled, Quantised, gpu_kernels
 
 from . import measure
 from .suite import Case, Measurement, Options, Part, Target
+
+
+def superblocks(w: jax.Array) -> Any:
+    """Weights of any numbers in the format Q4_K, with blocks along what is summed, as in a file."""
+    rows, columns = w.shape
+    numbers = np.random.default_rng(0)
+    blocks = numbers.integers(0, 256, (columns, rows // 256, 144), np.uint8)
+    blocks[..., :4] = np.array([1 / 1000, 1 / 50], np.float16).view(np.uint8)
+    return GGUF.from_bytes(blocks.reshape(columns, -1), "Q4_K").T
 
 
 FORMATS: dict[str, Callable[[jax.Array], Any]] = {
@@ -35,6 +44,8 @@ FORMATS: dict[str, Callable[[jax.Array], Any]] = {
     "NF4": NF4.quantise,
     "3 bits": lambda w: Quantised.quantise(w, 3, block=64),
     "fp8": lambda w: Float8.quantise(w, axis=1),
+    "mxfp4": Microscaled.quantise,
+    "Q4_K of GGUF": superblocks,
     "int8, rounded rows": lambda w: Quantised.quantise(w, axis=1, activations="dynamic"),
 }
 # Those with a target. The others are reported.
