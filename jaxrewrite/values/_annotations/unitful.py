@@ -24,7 +24,15 @@ from .declaration import (
     applies_function,
     mapped,
 )
-from .units import FreeUnits, Units, UnitsError, conversion, in_terms_of, is_convertible
+from .units import (
+    FreeUnits,
+    Units,
+    UnitsError,
+    check_sum,
+    conversion,
+    in_terms_of,
+    is_convertible,
+)
 
 
 NO_UNITS = Units()
@@ -324,6 +332,8 @@ def _index(x: Unitful, *indices: Any, primitive: Any, **params: Any) -> Any:
 )
 def _same(*operands: Any, primitive: Any, **params: Any) -> Any:
     units = same_units(primitive.name, operands)
+    if primitive.name in ("add", "sub") and all(map(needs_units, operands)):
+        check_sum(units)
     if primitive.name == "nextafter":
         units = units.fixed  # The next number after zero is not zero.
     return bind_numbers(primitive, operands, units, params)

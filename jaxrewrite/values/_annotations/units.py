@@ -291,6 +291,15 @@ def _base_units(units: Units) -> tuple[Fraction | float, Units]:
     return factor, base
 
 
+def check_sum(units: Units) -> None:
+    """Raise `UnitsError` for units in which two numbers have no sum and no difference.
+
+    The sum of two points on a scale is none, and their difference is no point.
+    """
+    if len(units.exponents) == 1 and units.exponents[0][1] == 1:
+        _check_is_linear(units.exponents[0][0])
+
+
 def _check_is_linear(name: str) -> None:
     """Raise `UnitsError` for units of which two are not twice as much as one."""
     if name in _TABLE:

@@ -84,6 +84,17 @@ def test_what_is_no_multiple_of_a_unit_does_not_convert(name):
             Unitful(jnp.float32(1), old).to(new)
 
 
+@pytest.mark.parametrize("name", ["dB", "degC"])
+@pytest.mark.parametrize("fn", [jnp.add, jnp.subtract])
+def test_points_on_a_scale_have_no_sum(fn, name):
+    x = Unitful(jnp.ones(2), name)
+    with pytest.raises(UnitsError, match=f"{name} (has an offset|is the logarithm)"):
+        jaxrewrite.transform(fn)(x, x)
+    # They have a largest one, and the program's own zeros are none.
+    kept = jaxrewrite.transform(lambda x: jnp.pad(jnp.maximum(x, x[::-1]), 1))(x)
+    assert kept.units == Units(name)
+
+
 def test_differences_of_temperatures_convert():
     warmer = values.parse("9 delta_degF").to("delta_degC")
     assert_same(warmer.array, np.float32(5), 1e-6)
