@@ -335,6 +335,14 @@ def _note_staging(error: Exception, name: str, likes: Sequence[Any]) -> None:
     shown = ", ".join(map(describe_operand, likes))
     line = at_line(_compat.raised_at(error))
     add_note(error, f"jaxrewrite: in staging {name} on ({shown}){line}")
+    # JAX takes a text for axes of a mesh.
+    has_names = any(callable(getattr(type(like), "axis", None)) for like in likes)
+    if isinstance(error, NameError) and has_names:
+        add_note(
+            error,
+            f"jaxrewrite: the axes of arrays have numbers alone in {name}. The functions of "
+            "jaxrewrite.numpy take names, outside of a transformed function.",
+        )
     if isinstance(error, _NEEDS_A_NUMBER):
         add_note(
             error,

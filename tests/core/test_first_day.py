@@ -270,6 +270,14 @@ MISTAKES = {
         lambda: Named(jnp.ones((2, 2)), "ab") + Named(jnp.ones((2, 2)), "ba"),
         ["'a'", "'b'", "Transpose", "Named(x.array, names)"],
     ),
+    "the name of an axis in a transformed function": (
+        lambda: transform(lambda x: jnp.sum(x, axis="batch"))(Named(X, ["batch", None])),
+        ["numbers alone", "jaxrewrite.numpy take names"],
+    ),
+    "a sum of two points": (
+        lambda: Unitful(X, "degC") + Unitful(X, "degC"),
+        ["degC has an offset", "delta_degC"],
+    ),
     "a predicate that is not known": (
         lambda: transform(chosen_by_an_interval)(Interval(-1.0, 1.0)),
         ["Interval", "chooses a branch", "cond"],
