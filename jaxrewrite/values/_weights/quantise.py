@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -114,24 +115,43 @@ def quantise(
     ):
         try:
             if axes is None:
+                own = None
                 leaves[i] = _quantised(leaves[i], bits, options)
             else:
                 own = axes_of_leaf("quantise", axes, path, leaves[i])
                 leaves[i] = quantised_along(own, leaves[i], bits, options)
         except ValueError as error:
             raise ValueError(
-                f"quantise: `{path}` can't be quantised. {error}{_way_out(axes, options)}"
+                f"quantise: `{path}` can't be quantised. {error}{_way_out(axes, bits, options)}"
             ) from error
+        _warn_of_floats(path, leaves[i], own)
     return tree_unflatten(treedef, leaves)
 
 
-def _way_out(axes: AnyAxes, options: dict[str, Any]) -> str:
-    if axes is not None or "block" not in options:
+def _way_out(axes: AnyAxes, bits: Any, options: dict[str, Any]) -> str:
+    if axes is not None or not ("block" in options or bits in DEFAULT_BLOCKS):
         return ""
     return (
         " Or give axes=weight_axes(fn, params, x), which finds out from the function that uses the "
-        "weights which axes are summed, for blocks along these."
+        "weights which axes are summed, for blocks along these. Or leave this leaf out, by where."
     )
+
+
+def _warn_of_floats(path: str, weight: Any, axes: WeightAxes | None) -> None:
+    """Warn if a weight that rounds what it is multiplied with has no product of integers."""
+    if getattr(weight, "activations", None) is None:
+        return
+    scales = weight.scale_of_blocks().shape
+    # The axes that are summed, if they are known, else any of them may be.
+    is_along = [n > 1 for n in scales]
+    is_lost = all(is_along) if axes is None else any(is_along[i] for i in axes.rows)
+    if is_lost:
+        warnings.warn(
+            f"quantise: {path} has several scales along what its products sum, {scales} in all, so "
+            f"these are not products of integers in spite of activations={weight.activations!r}. "
+            "Give one scale for each output, by axes=weight_axes(fn, params, x) without `block`.",
+            stacklevel=3,
+        )
 
 
 def check_format(caller: str, bits: Any) -> None:

@@ -254,3 +254,12 @@ def test_blocks_that_do_not_fit_are_refused():
     for more in ({"axis": 0}, {"block": (1, 2)}):
         with pytest.raises(ValueError, match="there is no `axis`"):
             quantise(prime, is_weight, axes=((0,), (1,)), **more)
+
+
+def test_activations_without_products_of_integers_are_a_warning():
+    w, rounded = {"kernel": jnp.ones((64, 4))}, {"activations": "dynamic"}
+    for more in ({"block": (32, 1)}, {"block": 32, "axes": ((0,), (1,))}):
+        with pytest.warns(UserWarning, match="kernel has several scales .*weight_axes"):
+            quantise(w, is_weight, **rounded, **more)
+    for more in ({"axis": -1}, {"axis": 0}, {"axes": ((0,), (1,))}, {}):
+        quantise(w, is_weight, **rounded, **more)
