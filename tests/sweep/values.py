@@ -274,7 +274,11 @@ def _(s, dtype, n, m, batch, inner=None):
 def _(s, dtype, n, m, batch, inner=None):
     w = inner("", n, m) if inner else s.u(*batch, n, m, dtype=dtype)
     sizes = s.choice(((1, m), (n, 1), (1, 1)))
-    return f"Rescaled({w}, {s.leaf(*batch, *sizes, dtype=dtype)})"
+    spoil = s.spoil
+    s.spoil = spoil and inner is None  # A structural zero takes the numbers to be finite.
+    scale = s.leaf(*batch, *sizes, dtype=dtype)
+    s.spoil = spoil
+    return f"Rescaled({w}, {scale})"
 
 
 # --- repeated numbers -------------------------------------------------------------------------
