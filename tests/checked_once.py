@@ -6,6 +6,7 @@ operands, and its parameters. So a jaxpr that was checked is not checked again, 
 like another one has the type that the other has.
 """
 
+import functools
 from typing import Any
 
 from jax import lax
@@ -17,7 +18,9 @@ from jax._src import core, util  # JAX has no public hook for its checks
 OF_TYPES_ALONE = (lax.broadcast_in_dim_p, lax.dynamic_slice_p, lax.iota_p, lax.reshape_p)
 
 
+@functools.cache
 def install() -> None:
+    """Replace JAX's checks, in a process once."""
     check_eqn = core.check_eqn
 
     @util.cache()

@@ -124,7 +124,7 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         )
         results = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
         returned = tree_unflatten(out_tree, results)
-        _check_nesting(returned, arguments.fn)
+        _check_nesting(returned, results, arguments.fn)
         leaves, whole_tree = tree_flatten(returned)
         is_static = [isinstance(leaf, _Static) for leaf in leaves]
         outvars = [leaf for leaf, s in zip(leaves, is_static, strict=True) if not s]
@@ -147,13 +147,19 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
     )
 
 
-def _check_nesting(returned: Tree, fn: Callable[..., Any]) -> None:
+def _check_nesting(
+    returned: Tree, results: Sequence[Any], fn: Callable[..., Any]
+) -> None:
     """Raise `TypeError` if a value that the function made holds one of its own type, but must not.
 
-    It was made of an array that stands for an argument, which turned out to be that type.
+    It was made of an array that stands for an argument, which turned out to be that type. What
+    rules made, the ``results``, may hold what the arguments hold.
     """
+    rewritten = {*map(id, results)}
     for value in filter(is_value, tree_leaves(returned, is_leaf=is_value)):
-        if not value._holds_its_own and type(value) in map(type, children(value)[0]):
+        if value._holds_its_own or id(value) in rewritten:
+            continue
+        if type(value) in map(type, children(value)[0]):
             name = type(value).__name__
             raise TypeError(
                 f"{getattr(fn, '__qualname__', fn)} returns a {name} of a {name}. A value that it "

@@ -32,6 +32,8 @@ def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
     needs_libraries()
     monkeypatch.chdir(tmp_path)
     blocks = [textwrap.dedent(b) for b in BLOCK.findall(PAGE.read_text())]
+    # Weights that others have quantised are not here: tests of their files write such.
+    blocks = [b for b in blocks if "load_hf(" not in b and "load_gguf(" not in b]
     assert len(blocks) > 10
     space = {}
     for block in blocks:

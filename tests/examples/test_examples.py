@@ -23,6 +23,7 @@ SHOWN = {
     "llama": (["gguf"], "are those of the weights that gguf dequantises."),
     "nnx_training": (["flax", "optax"], "The integers and their scales are as they were."),
     "optax_partition": (["optax"], "Both ways give the same."),
+    "post_training": (["optax"], "more in 3 bits"),
     "qlora": (["flax", "optax", "safetensors"], "give the same, bit for bit."),
 }
 

@@ -15,17 +15,32 @@ from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 
+from .._base.progress import Progress
+from .fit import fitted_to
+from .fitted import METHODS
 from .quantised import Quantised
 
 
 def calibrate(
-    fn: Callable[..., Any], **options: Any
+    fn: Callable[..., Any],
+    *,
+    method: str = "ranges",
+    where: Callable[[str, Any], bool] | None = None,
+    bits: int | None = None,
+    block: int | None = None,
+    ranges: str | tuple[str, float] = "max",
+    progress: Progress | None = None,
+    **options: Any,
 ) -> Callable[[Any, Iterable[Any]], Any]:
-    """Find the ranges of the arrays that quantised weights are multiplied with.
+    r"""Fit quantised weights to data, or the ranges of what they are multiplied with.
 
-    The result is a function of values, any pytree with `Quantised` weights in it, also
-    within other values, and of batches of data. It calls ``transform(fn)(values, batch)``
-    for each batch, and returns the values with ``activations="static"`` and the largest
+    The result is a function of values and of batches of data, which returns other values. It
+    calls ``transform(fn)(values, batch)`` for each batch. What each weight is multiplied with is
+    seen by the rewriting, in any function, compiled or not, with loops and branches. It leaves
+    the program by `jax.debug.callback`.
+
+    ``method="ranges"``, the default, takes any pytree with `Quantised` weights in it, also
+    within other values. It returns them with ``activations="static"`` and the largest
     magnitude that each weight met in products and convolutions with floating arrays. In these
     calls the activations are not rounded. A weight that met no array stays as it was. Each
     weight of a stack, for a loop over layers, has its own range. The range is repeated along
@@ -36,28 +51,70 @@ def calibrate(
     reshaped, and for the kernel of a convolution with one feature in each group, as in a
     depthwise one.
 
-    The batches may be any iterable, such as ``tqdm.tqdm(batches)``, which shows the progress.
+    The other methods quantise floating weights, those that ``where`` chooses, so that products
+    with the data change less than by rounding to the nearest. They go from one weight to the
+    next in the order of the program, also from layer to layer of a scan, and each sees what the
+    weights quantised before make of the data. Weights that meet the same array are taken together.
 
-    The ranges leave the program by `jax.debug.callback`, so ``fn`` may be compiled and may
-    have loops and branches.
+    ``"gptq"``
+        Each row that is summed makes up for the error of those before it [1]_. The result is a
+        `Quantised`. It needs the sum of :math:`x x^T`, in float32, of one such group of weights at
+        a time.
+    ``"awq"``
+        Rows that meet large numbers are multiplied by more than one before they are rounded [2]_.
+        The result is a `Product` of a `Diagonal` and a `Quantised`, for matrices and stacks of such.
+    ``"smoothquant"``
+        The same for weights of 8 bits that round what they are multiplied with, too
+        (``activations="dynamic"``) [3]_.
+
+    These run the program once, and once more for each group of weights. The work on the weights
+    themselves is done in NumPy.
 
     Parameters
     ----------
     fn
         A function of the values and of a batch. Its result is not used.
+    method
+        ``"ranges"``, ``"gptq"``, ``"awq"`` or ``"smoothquant"``.
+    where
+        Which floating arrays to quantise: a predicate of the path and the leaf, as in `quantise`.
+        Not for ``"ranges"``.
+    bits
+        2 to 8. By default 4, or 8 for ``"smoothquant"``. Not for ``"ranges"``.
+    block
+        How many of the entries that are summed share a scale, for each of the others. By default
+        all do. Not for ``"ranges"``.
+    ranges
+        The largest magnitude that the integers stand for, of a block or of activations:
+        ``"max"``, the largest one; ``("max", part)``, a part of it; ``("rms", number)``, the root
+        of the mean square times a number, but no more than the largest one; and for weights
+        ``"search"``, the part that rounds the block with the least squared error. What
+        is larger is cut off.
+    progress
+        A function to show the progress, such as ``tqdm.tqdm``, called with the paths of what is
+        quantised together. For ``"ranges"``, the batches may be any iterable, such as
+        ``tqdm.tqdm(batches)``.
     **options
         The options of `jaxrewrite.transform`.
 
     Raises
     ------
     ValueError
-        By the returned function: if there is no `Quantised` in the values, there are no
-        batches, no weight met an array, or one met an array that is not finite; or if it is
-        called in a function that is compiled.
+        If an option is none of these. By the returned function: if there is no `Quantised` in the
+        values or ``where`` chose nothing, there are no batches, no weight met an array, or one met
+        an array that is not finite; if it is called in a function that is compiled; and for the
+        other methods if a chosen weight met no array, products sum different axes of it, or its
+        axes do not fit ``block`` and the method.
+
+    References
+    ----------
+    .. [1] E. Frantar et al. (2023), GPTQ, arXiv:2210.17323, algorithm 1.
+    .. [2] J. Lin et al. (2024), AWQ, arXiv:2306.00978, section 3.2.
+    .. [3] G. Xiao et al. (2023), SmoothQuant, arXiv:2211.10438, equation 4.
 
     Examples
     --------
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> from jaxrewrite.values import Quantised, calibrate
     >>> weights = {"kernel": Quantised.quantise(jnp.ones((2, 3)), axis=-1)}
     >>> model = lambda weights, x: x @ weights["kernel"]
@@ -67,13 +124,37 @@ def calibrate(
            [4.]], dtype=float32)
     >>> jnp.array([4.0, 100.0]) @ weights["kernel"]  # 100 is out of the range
     Array([8., 8., 8.], dtype=float32)
+
+    A floating weight, fitted to data in 3 bits:
+
+    >>> x = jax.random.normal(jax.random.key(0), (64, 16)).cumsum(1)
+    >>> params = {"kernel": jax.random.normal(jax.random.key(1), (16, 32))}
+    >>> is_kernel = lambda path, leaf: path == "kernel"
+    >>> fitted = calibrate(model, method="gptq", where=is_kernel, bits=3)(params, [x])
+    >>> fitted["kernel"]
+    Quantised<f32[16,32], 320 B>(q=Planes<i8[16,32], 192 B>, scale=f32[1,32], zero=None)
     """
+    check_method(method, where, bits, block, progress)
+    check_ranges(method, ranges)
     run = jaxrewrite.transform(fn, **options)
+
+    if where is not None:
+        default = 8 if method == "smoothquant" else 4
+        return functools.partial(
+            fitted_to,
+            run,
+            method=method,
+            where=where,
+            bits=default if bits is None else bits,
+            block=block,
+            ranges=ranges,
+            progress=progress,
+        )
 
     def calibrated(values: Any, batches: Iterable[Any]) -> Any:
         flat: tuple[list[Any], Any] = jax.tree.flatten(values, is_leaf=_is_quantised)
         leaves, treedef = flat
-        record = _Record()
+        record = _Record(ranges)
         observed = [record.observe(x) if _is_quantised(x) else x for x in leaves]
         weights = [x for x in observed if isinstance(x, _Observed)]
         if not weights:
@@ -97,6 +178,38 @@ def calibrate(
         return treedef.unflatten(map(_with_range, leaves, observed))
 
     return calibrated
+
+
+def check_method(method: str, where: Any, bits: Any, block: Any, progress: Any) -> None:
+    """Raise `ValueError` unless the options are those of the method."""
+    if method not in ("ranges", *METHODS):
+        raise ValueError(
+            f'calibrate: method is {method!r}; it must be "ranges", "gptq", "awq" or "smoothquant".'
+        )
+    given = {"where": where, "bits": bits, "block": block, "progress": progress}
+    needless = [name for name, x in given.items() if x is not None]
+    if method == "ranges" and needless:
+        raise ValueError(
+            f'calibrate: {needless[0]} is for method="gptq", "awq" and "smoothquant", which '
+            "quantise floating weights."
+        )
+    if method != "ranges" and where is None:
+        raise ValueError(
+            f"calibrate: {method} needs where, which chooses the floating weights to quantise, such "
+            'as lambda path, leaf: path.endswith("kernel").'
+        )
+
+
+def check_ranges(method: str, ranges: Any) -> None:
+    """Raise `ValueError` unless this is how to take a range."""
+    if ranges == "max" or ranges == "search" and method != "ranges":
+        return
+    is_pair = isinstance(ranges, tuple) and len(ranges) == 2
+    if not is_pair or ranges[0] not in ("max", "rms") or not ranges[1] > 0:
+        raise ValueError(
+            f'calibrate: ranges is {ranges!r}; it must be "max", ("max", part), ("rms", number), or '
+            'for weights "search".'
+        )
 
 
 def _is_quantised(x: Any) -> bool:
@@ -163,8 +276,9 @@ def _differ(indices: np.ndarray, is_met: np.ndarray, axes: Any) -> bool:
 class _Record:
     """The products of all weights. ``ranges`` has the largest magnitude for each number of an index."""
 
-    def __init__(self) -> None:
+    def __init__(self, of: str | tuple[str, float] = "max") -> None:
         self.ranges = np.zeros(0)
+        self._of = of
         self._met: dict[int, _Met] = {}
 
     def observe(self, v: Quantised) -> _Observed:
@@ -180,6 +294,16 @@ class _Record:
     def met(self, observed: _Observed) -> _Met:
         """The products that a weight with entries met."""
         return self._met[int(np.ravel(observed.index)[0])]
+
+    def range_of(self, x: Any) -> Any:
+        """The range of an array, which its largest magnitude bounds."""
+        most = abs(x).max(initial=0)
+        if isinstance(self._of, str):
+            return most
+        kind, number = self._of
+        if kind == "max":
+            return number * most
+        return jnp.minimum(most, number * jnp.sqrt(jnp.sum(x**2) / max(x.size, 1)))
 
     def note(self, product: _Product, index: Any, most: Any) -> None:
         """Note a product with what ``index`` is of, which may be several weights."""
@@ -254,7 +378,7 @@ def _noted(
     last = frozenset(i for i, n in enumerate(v.shape) if v.index.shape[i] < n)
     use = _Product(tuple(batch), tuple(summed), tuple(kept), last, is_directed)
     note = functools.partial(v.record.note, use)
-    jax.debug.callback(note, v.index, abs(other).max(initial=0))
+    jax.debug.callback(note, v.index, v.record.range_of(other))
     return product
 
 

@@ -1,0 +1,248 @@
+"""Weights fitted to data: GPTQ, AWQ, SmoothQuant, against their formulas in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxrewrite
+from jaxrewrite import MaterialisationWarning
+from jaxrewrite.values import Product, Quantised, calibrate
+from jaxrewrite.values._weights import fitted as fitted_weights
+from jaxrewrite.values._weights.fitted import (
+    Options,
+    awq,
+    gptq,
+    nearest,
+    ranges_of,
+    smoothquant,
+)
+from jaxrewrite.values._weights.gathered import Inputs
+
+
+def correlated(rows, k, seed=0):
+    rng = np.random.default_rng(seed)
+    mix = rng.normal(size=(k, k)) / k
+    return (rng.normal(size=(rows, k)) @ mix).astype(np.float32)
+
+
+def inputs_of(x):
+    inputs = Inputs(x.shape[1])
+    inputs.gram, inputs.most = x.T @ x, abs(x).max(0)
+    inputs.total = abs(x).sum(0)
+    return inputs
+
+
+def normal(*shape, seed=1):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def optimal_updates(w, hessian, top, block):
+    """Each row is rounded; those below take the best change, by the inverse of what is left.
+
+    Equation 3 of E. Frantar, D. Alistarh (2022), Optimal Brain Compression, arXiv:2208.11580, in the
+    order of the rows.
+    """
+    w = w.astype(np.float64)
+    hessian = hessian + 0.01 * np.diag(hessian).mean() * np.eye(len(w))
+    rounded = np.zeros_like(w)
+    for i in range(len(w)):
+        if i % block == 0:
+            scale = np.float32(abs(w[i : i + block]).max(0) / top)
+        rounded[i] = np.clip(np.round(w[i] / scale), -top, top) * scale
+        inverse = np.linalg.inv(hessian[i:, i:])
+        w[i:] -= np.outer(inverse[:, 0] / inverse[0, 0], w[i] - rounded[i])
+    return rounded
+
+
+@pytest.mark.parametrize(("k", "block"), [(12, 4), (12, 12), (20, 10)])
+def test_gptq_is_the_best_change_of_the_rows_below(k, block, monkeypatch):
+    monkeypatch.setattr(fitted_weights, "_ROWS_AT_ONCE", 5)
+    x, w = correlated(2 * k, k), normal(k, 3)
+    fitted = gptq(w, inputs_of(x), Options(7, block))
+    wanted = optimal_updates(w, (x.T @ x).astype(np.float64), 7, block)
+    np.testing.assert_allclose(fitted.dense(), wanted, atol=1e-5)
+
+
+def test_gptq_changes_the_product_less_than_rounding_to_the_nearest():
+    x, w = correlated(128, 64), normal(64, 16)
+    for block in (64, 16):
+        fits = [fit(w, inputs_of(x), Options(7, block)) for fit in (gptq, nearest)]
+        error, of_nearest = (np.linalg.norm(x @ (w - fit.dense())) for fit in fits)
+        assert error < 0.8 * of_nearest
+
+
+def test_gptq_rounds_rows_that_met_zeros_to_the_nearest():
+    x, w = correlated(20, 6), normal(6, 3)
+    x[:, 2] = 0
+    fitted = gptq(w, inputs_of(x), Options(7, 1))
+    plain = nearest(w, inputs_of(x), Options(7, 1))
+    np.testing.assert_array_equal(fitted.dense()[2], plain.dense()[2])
+
+
+def test_awq_takes_the_best_of_the_strengths():
+    x, w = correlated(64, 8) * 2.0 ** np.arange(8, dtype=np.float32), normal(8, 5)
+    fitted = awq(w, inputs_of(x), Options(3, 8))
+    errors = []
+    for strength in np.arange(20) / 20:
+        s = (abs(x).mean(0) / abs(x).mean(0).max()) ** strength
+        s = s / np.sqrt(s.max() * s.min())
+        scaled = s[:, None] * w
+        scale = abs(scaled).max(0) / 3
+        rounded = np.round(scaled / scale) * scale / s[:, None]
+        errors.append(np.linalg.norm(x @ (w - rounded)))
+    np.testing.assert_allclose(
+        np.linalg.norm(x @ (w - fitted.dense())), min(errors), rtol=1e-3
+    )
+    assert min(errors) < errors[0]
+
+
+def test_smoothquant_is_equation_4():
+    x, w = correlated(64, 8), normal(8, 5)
+    fitted = smoothquant(w, inputs_of(x), Options(127, 8))
+    s = abs(x).max(0) ** 0.5 / abs(w).max(1) ** 0.5
+    np.testing.assert_allclose(fitted.rows, s, rtol=1e-5)
+    step = abs(s[:, None] * w).max(0) / 127
+    assert (abs(fitted.dense() - w) <= 0.5001 * step / s[:, None]).all()
+
+
+def test_ranges_of_blocks():
+    w = np.array([[4.0, 0.1], [0.1, 0.1], [0.1, 0.0], [0.1, 0.1]], np.float32)
+    of = lambda ranges: ranges_of(w, Options(1, 4, ranges))
+    rms = np.sqrt((w**2).mean(0))
+    np.testing.assert_allclose(of("max"), [4, 0.1])
+    np.testing.assert_allclose(of(("max", 0.5)), [2, 0.05])
+    np.testing.assert_allclose(of(("rms", 1.5)), np.minimum(1.5 * rms, [4, 0.1]), rtol=1e-6)
+    error = lambda most: ((w - most * np.clip(np.round(w / most), -1, 1)) ** 2).sum(0)
+    assert (error(of("search")) <= error(of("max"))).all()
+
+
+def model(params, x):
+    """Heads in a fused kernel, a transposed one, one that sums two axes, and a scan of layers."""
+
+    def layer(x, w):
+        q, k = jnp.moveaxis(jnp.einsum("ti,ichd->tchd", x, w["qk"]), 1, 0)
+        x = x + jnp.einsum("thd,hdo->to", jnp.tanh(q * k), w["out"])
+        return x + jnp.tanh(x @ w["up"].T), None
+
+    x, _ = lax.scan(layer, x, params["layers"])
+    return x @ params["head"]
+
+
+K = 8
+PARAMS = {
+    "layers": {
+        "qk": jnp.asarray(normal(2, K, 2, 2, 4, seed=2)),
+        "out": jnp.asarray(normal(2, 2, 4, K, seed=3)),
+        "up": jnp.asarray(normal(2, K, K, seed=4)),
+    },
+    "head": jnp.asarray(normal(K, 3, seed=5)),
+}
+EVERY = lambda path, leaf: True
+
+
+def test_each_weight_of_a_program_meets_what_those_before_it_make(xla):
+    batches = [jnp.asarray(correlated(n, K, seed)) for seed, n in enumerate([30, 20])]
+    fit = calibrate(jax.jit(model), method="gptq", where=EVERY, bits=3, block=4)
+    values = fit(PARAMS, batches)
+    fitted = jaxrewrite.materialise(values)
+    x, params = jnp.concatenate(batches), jax.tree.map(np.asarray, PARAMS)
+
+    def checked(w, own, met):
+        """What was made of a weight, which is the formula's for what the weight met."""
+        met = np.asarray(met, np.float64)
+        matrix = w.reshape(met.shape[1], -1)
+        wanted = optimal_updates(matrix, met.T @ met, 3, 4)
+        np.testing.assert_allclose(own, wanted.reshape(w.shape), atol=2e-4)
+        return own
+
+    for i in range(2):
+        w, own = ({k: v[i] for k, v in p["layers"].items()} for p in (params, fitted))
+        qk = checked(w["qk"], own["qk"], x)
+        q, k = jnp.moveaxis(jnp.einsum("ti,ichd->tchd", x, qk), 1, 0)
+        mixed = jnp.tanh(q * k).reshape(len(x), -1)
+        out = checked(w["out"], own["out"], mixed)
+        x = x + mixed @ out.reshape(-1, K)
+        up = checked(w["up"].T, own["up"].T, x)
+        x = x + jnp.tanh(x @ up)
+    checked(params["head"], fitted["head"], x)
+    assert values["layers"]["out"].scale.shape == (2, 2, 1, K)
+    assert values["layers"]["up"].scale.shape == (2, K, 2)
+    assert all(
+        isinstance(v, Quantised) for v in (values["head"], *values["layers"].values())
+    )
+    jaxrewrite.transform(model, materialise="forbid")(values, batches[0])
+
+
+@pytest.mark.parametrize("method", ["awq", "smoothquant"])
+def test_scaled_rows_are_a_lazy_product(method, xla):
+    x = jnp.asarray(correlated(40, K))
+    program = lambda p, x: lax.scan(lambda x, w: (x @ w["a"] + x @ w["b"].T, None), x, p)[0]
+    params = {"a": jnp.asarray(normal(2, K, K)), "b": jnp.asarray(normal(2, K, K, seed=7))}
+    values = calibrate(program, method=method, where=EVERY, bits=8)(params, [x])
+    assert all(isinstance(v, Product) for v in values.values())
+    got = jaxrewrite.transform(program, materialise="forbid")(values, x)
+    wanted = program(params, x)
+    np.testing.assert_allclose(got, wanted, atol=0.05 * abs(wanted).max())
+
+
+def test_weights_that_meet_the_same_array_are_taken_together():
+    shown = []
+    program = lambda p, x: jnp.tanh(x @ p["q"] + x @ p["k"]) @ p["v"]
+    params = {name: jnp.asarray(normal(K, K)) for name in "kqv"}
+    calibrate(
+        program,
+        method="gptq",
+        where=EVERY,
+        progress=lambda names: shown.extend(names) or names,
+    )(params, [jnp.asarray(correlated(20, K))])
+    assert [set(name.split(", ")) for name in shown] == [{"k", "q"}, {"v"}]
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "message"),
+    [
+        (lambda w, x: x + w[0], {}, "met no floating array in a product"),
+        (lambda w, x: x @ w + x @ w.T, {}, "different axes by different products"),
+        (lambda w, x: x @ w, {"block": 3}, "do not consist of whole blocks of 3"),
+        (
+            lambda w, x: jnp.einsum("tb,abk->tak", x[:, :4], w.reshape(2, 4, K)),
+            {},
+            "keeps another",
+        ),
+        (lambda w, x: x @ w, {"bits": 9}, "`bits` must be 2 to 8"),
+    ],
+)
+@pytest.mark.filterwarnings(f"ignore::jaxrewrite.{MaterialisationWarning.__name__}")
+def test_what_can_not_be_fitted_is_an_error(program, options, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate(program, **({"method": "awq", "where": EVERY} | options))(
+            jnp.asarray(normal(K, K)), [jnp.asarray(correlated(4, K))]
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "best"}, "method is 'best'"),
+        ({"bits": 4}, "bits is for method"),
+        ({"method": "gptq"}, "gptq needs where"),
+        ({"ranges": "search"}, "ranges is 'search'"),
+        ({"ranges": ("rms", -1)}, "ranges is"),
+    ],
+)
+def test_options_that_do_not_fit(options, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate(model, **options)
+
+
+def test_ranges_of_activations():
+    x = jnp.array([[1.0, -4.0], [1.0, 0.0]])
+    v = Quantised.quantise(jnp.ones((2, 3)), axis=-1)
+    of = lambda ranges: calibrate(lambda v, x: x @ v, ranges=ranges)(
+        v, [x]
+    ).activation_range.max()
+    np.testing.assert_allclose(of(("max", 0.5)), 2)
+    np.testing.assert_allclose(of(("rms", 1.5)), 1.5 * np.sqrt(18 / 4), rtol=1e-6)
+    np.testing.assert_allclose(of(("rms", 9)), 4)
