@@ -147,9 +147,7 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
     )
 
 
-def _check_nesting(
-    returned: Tree, results: Sequence[Any], fn: Callable[..., Any]
-) -> None:
+def _check_nesting(returned: Tree, results: Sequence[Any], fn: Callable[..., Any]) -> None:
     """Raise `TypeError` if a value that the function made holds one of its own type, but must not.
 
     It was made of an array that stands for an argument, which turned out to be that type. What

@@ -72,6 +72,7 @@ def test_survivors_that_are_listed_are_defects_of_the_library():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*os.fork")
 def test_tests_find_a_defect():
     file = "_insight/text.py"
     found = [
