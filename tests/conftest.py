@@ -44,11 +44,16 @@ traceback_util._path_starts_with = functools.cache(traceback_util._path_starts_w
 
 
 def _one_of_several(make, uses=10):
-    """What makes a context once for so many uses, as later releases of JAX do themselves."""
+    """What makes a context once for so many uses, as later releases of JAX do themselves.
+
+    What is lowered while something else is, as where that asks for numbers, has one of its own.
+    """
     made, left = None, 0
 
     def context():
         nonlocal made, left
+        if mlir.ir.Context.current is not None:
+            return make()
         if not left:
             made, left = make(), uses
         left -= 1
