@@ -29,7 +29,7 @@ ELSEWHERE = (
     *("tests/patterns/", "tests/higher_order/test_families.py"),
 )
 # Shorter cases are not worth a line of the list.
-SECONDS = 0.04
+SECONDS = 0.02
 # So many tests run each line of a case that leaves, with that case.
 TESTS = 2
 # A test keeps this part of its cases, and one.
