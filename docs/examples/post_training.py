@@ -86,7 +86,8 @@ def train(text: np.ndarray) -> Params:
     @jax.jit
     def step(params: Params, state: Any, tokens: jax.Array) -> tuple[Params, Any]:
         updates, state = optimiser.update(jax.grad(loss)(params, tokens), state, params)
-        return optax.apply_updates(params, updates), state
+        stepped: Any = optax.apply_updates(params, updates)
+        return stepped, state
 
     state = optimiser.init(params)
     for tokens in batches(text, STEPS, 1):
@@ -120,6 +121,7 @@ def main(plot: str | None = None) -> None:
     dense = mean_loss(params)
     print(f"In float32: a loss of {dense:.4f}.")
     losses: dict[str, list[float]] = {}
+    fitted = params
     bits_tried = (4, 3)
     for bits in bits_tried:
         rounded = to_nearest(params, bits)
