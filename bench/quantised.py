@@ -30,12 +30,12 @@ from .suite import Case, Measurement, Options, Part, Target
 
 
 def superblocks(w: jax.Array) -> Any:
-    """Weights of any numbers in the format Q4_K, with blocks along what is summed, as in a file."""
+    """Weights of any numbers in the format Q4_K, with blocks along the columns."""
     rows, columns = w.shape
     numbers = np.random.default_rng(0)
-    blocks = numbers.integers(0, 256, (columns, rows // 256, 144), np.uint8)
+    blocks = numbers.integers(0, 256, (rows, columns // 256, 144), np.uint8)
     blocks[..., :4] = np.array([1 / 1000, 1 / 50], np.float16).view(np.uint8)
-    return GGUF.from_bytes(blocks.reshape(columns, -1), "Q4_K").T
+    return GGUF.from_bytes(blocks.reshape(rows, -1), "Q4_K")
 
 
 FORMATS: dict[str, Callable[[jax.Array], Any]] = {
