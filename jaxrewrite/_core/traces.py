@@ -295,19 +295,24 @@ def _literal_key(operand: Operand) -> str | None:
 
 
 def checked_results(site: Site, what: str, results: object) -> list[Any]:
-    """The results of a rule as a list; `TypeError` if they do not fit the equation.
-
-    Where a mesh has explicit axes, arrays are split over them as the results of the equation.
-    """
+    """The results of a rule as a list; `TypeError` if they do not fit the equation."""
     results = _as_list(site.primitive, len(site.outvars), what, results)
     wanted = f"{site.primitive.name!r} gives"
-    for i, var in enumerate(site.outvars):
-        problem = mismatch(results[i], var.aval, what, wanted)
-        if problem is not None:
-            raise TypeError(problem)
-        if not is_value(results[i]):
-            results[i] = _compat.placed_as(results[i], var.aval)
-    return results
+    pairs = zip(results, site.outvars, strict=True)
+    return [checked_result(x, var.aval, what, wanted) for x, var in pairs]
+
+
+def checked_result(
+    result: Any, aval: Aval, what: str, wanted: str, hint: Callable[[], str] = str
+) -> Any:
+    """A result, split over explicit axes as its aval is; `TypeError` if it does not fit the aval.
+
+    ``what`` returned it, ``wanted`` tells who expects the aval, and ``hint`` what to look at.
+    """
+    problem = mismatch(result, aval, what, wanted)
+    if problem is not None:
+        raise TypeError(problem + hint())
+    return result if is_value(result) else _compat.placed_as(result, aval)
 
 
 def _as_list(primitive: Primitive, count: int, what: str, results: object) -> list[Any]:

@@ -14,12 +14,12 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
 from .._compat import Primitive
-from .._core.avals import avals_of, children, mismatch, rule_children
+from .._core.avals import avals_of, children, rule_children
 from .._core.rewrite import before_rules
 from .._core.rules import Failure, Rule, checks
 from .._core.settings import current_settings
 from .._core.site import Site
-from .._core.traces import Flat, RuleResult
+from .._core.traces import Flat, RuleResult, checked_result
 from .._core.value import is_value
 from .._functions.called import Called, check_is_staged, rules_at
 from .._functions.recognise import Call, calls_of, domains_of, is_among, is_default
@@ -166,13 +166,11 @@ def _leaves(site: Site, rule: Rule, call: Call, results: Any) -> list[Any]:
 
 def _checked(site: Site, rule: Rule, call: Call, results: Sequence[Any]) -> list[Any]:
     """The results of the equation, among the results of a rule for the function."""
-    wanted = [results[i] for i in call.wanted]
-    for result, var in zip(wanted, site.outvars, strict=True):
-        expected = f"{site.primitive.name!r} gives"
-        problem = mismatch(result, var.aval, f"The rule {rule}", expected)
-        if problem is not None:
-            raise TypeError(problem)
-    return wanted
+    what, wanted = f"The rule {rule}", f"{site.primitive.name!r} gives"
+    return [
+        checked_result(results[i], var.aval, what, wanted)
+        for i, var in zip(call.wanted, site.outvars, strict=True)
+    ]
 
 
 # --- under jax.jvp ------------------------------------------------------------------------

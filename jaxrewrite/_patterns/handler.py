@@ -10,12 +10,12 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from .. import _compat
 from .._compat import Literal, Primitive
-from .._core.avals import avals_of, mismatch
+from .._core.avals import avals_of
 from .._core.errors import add_note
 from .._core.rewrite import handlers
 from .._core.rules import Choice, Declined, Entry, Failure, guarded, names_of_types, type_of
 from .._core.site import Site
-from .._core.traces import Flat, RuleResult
+from .._core.traces import Flat, RuleResult, checked_result
 from .._core.value import is_value
 from .._staging.transform import transform
 from .bodies import Body, results_of
@@ -345,11 +345,8 @@ def _checked(site: Site, option: Option, results: Any) -> list[Any]:
             f"returns {expected}." + pattern.both()
         )
     ordered: list[Any] = [None] * len(site.outvars)
+    what, wanted = f"The pattern rule {pattern}", "what it stands for gives"
     for leaf, position in zip(leaves, option.results, strict=True):
         aval = site.outvars[position].aval
-        result = f"The pattern rule {pattern}"
-        problem = mismatch(leaf, aval, result, "what it stands for gives")
-        if problem is not None:
-            raise TypeError(problem + pattern.both())
-        ordered[position] = leaf
+        ordered[position] = checked_result(leaf, aval, what, wanted, pattern.both)
     return ordered

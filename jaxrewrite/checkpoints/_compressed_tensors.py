@@ -48,16 +48,16 @@ def _schemes(config: Mapping[str, Any], tensor: Stored) -> list[Mapping[str, Any
     return found
 
 
-def _grid(scale: Stored, shape: Sequence[int], dtypes: Sequence[str]) -> tuple[int, ...]:
+def _grid(scale: Stored, dtypes: Sequence[str]) -> tuple[int, ...]:
     """The number of scales along each axis of a weight: one for the whole, or for its blocks."""
     grid = (1, 1) if scale.shape in ((), (1,)) else scale.shape
-    if scale.dtype not in dtypes or len(grid) != 2 or 0 in (*grid, *shape):
+    if scale.dtype not in dtypes or len(grid) != 2:
         scale.check(dtypes, (None, None))
     return grid
 
 
 def _check_whole(scale: Stored, grid: Sequence[int], shape: Sequence[int]) -> None:
-    if any(n % k for n, k in zip(shape, grid, strict=True)):
+    if 0 in (*grid, *shape) or any(n % k for n, k in zip(shape, grid, strict=True)):
         scale.refuse(f"of shape {scale.shape}, which has no whole blocks of {shape}.")
 
 
@@ -81,7 +81,7 @@ def _check_packed(config: Mapping[str, Any], parts: Parts) -> _Integers:
             f"of shape {q.shape}, which does not hold {shape} integers of {bits} bits, as the "
             "quantization_config says."
         )
-    grid = _grid(scale, shape, FLOATS)
+    grid = _grid(scale, FLOATS)
     _check_whole(scale, grid, shape)
     if _ZERO in parts:
         parts[_ZERO].check("int32", (words_for(n, fitting[0]), grid[1]))
@@ -106,7 +106,7 @@ def _packed_integers(about: _Integers, parts: Arrays, dtype: Any) -> Any:
 def _check_integers(config: Mapping[str, Any], parts: Parts) -> _Integers:
     weight, scale = parts[".weight"], parts[_SCALE]
     weight.check("int8", (None, None))
-    grid = _grid(scale, weight.shape, FLOATS)
+    grid = _grid(scale, FLOATS)
     _check_whole(scale, grid, weight.shape)
     if _ZERO in parts:
         parts[_ZERO].check("int8", scale.shape)
@@ -136,7 +136,7 @@ def _check_floats(config: Mapping[str, Any], parts: Parts) -> _Floats:
         scale.check("uint8", (weight.shape[0], weight.shape[1] // 32))
         _check_whole(scale, scale.shape, weight.shape)
         return _Floats("mxfp8_e4m3", scale.shape)
-    grid = _grid(scale, weight.shape, FLOATS)
+    grid = _grid(scale, FLOATS)
     for block in _block_sizes(config, weight):
         if grid == tuple(-(-n // b) for n, b in zip(weight.shape, block, strict=True)):
             return _Floats(None, grid, block)
@@ -201,8 +201,9 @@ _FORMATS = (
 
 def format_problem(config: Mapping[str, Any]) -> str | None:
     """What is wrong with the formats that a quantization_config names, if something is."""
-    sparsity = config.get("sparsity_config") or {}
-    for format in (config.get("format", "dense"), sparsity.get("format", "dense")):
+    sparsity = config.get("sparsity_config")
+    of_sparsity = sparsity.get("format") if isinstance(sparsity, Mapping) else None
+    for format in (config.get("format") or "dense", of_sparsity or "dense"):
         if format not in _FORMATS:
             return (
                 f"has the format {format!r} of compressed-tensors, which is not known here. "

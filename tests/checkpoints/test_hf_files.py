@@ -417,6 +417,14 @@ WRONG = {
         },
         "up.weight_scale of shape .4, 3., which has no whole blocks of .4, 4.",
     ),
+    "blocks of nothing": (
+        compressed({}, num_bits=8)[0],
+        lambda _: {
+            "up.weight": np.ones((4, 16), ml_dtypes.float8_e4m3fn),
+            "up.weight_scale": np.ones((4, 0), "uint8"),
+        },
+        "up.weight_scale of shape .4, 0., which has no whole blocks of .4, 16.",
+    ),
     "scale of all": (
         compressed({}, num_bits=4)[0],
         lambda _: {
@@ -477,6 +485,7 @@ def header(change):
 
 SPOILT = {
     "empty": (lambda data: b"", "it has 0 bytes"),
+    "no header": (lambda data: bytes(8), "its header is not JSON"),
     "header": (lambda data: data[:20], "its header ends at byte"),
     "long header": (lambda data: b"\xff" * 8 + data[8:], "its header ends at byte"),
     "no JSON": (lambda data: data[:8] + b"?" + data[9:], "its header is not JSON"),

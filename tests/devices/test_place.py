@@ -12,7 +12,9 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jaxtyping import Array
 
+import jaxrewrite
 from bench import gpt2
 from bench.model import map_layers
 from jaxrewrite import (
@@ -195,6 +197,27 @@ def test_results_are_split_as_those_of_the_dense_program(run):
                 got = run(transform(fn, materialise="allow"))(v, x)
                 assert jax.typeof(got) == jax.typeof(want)
                 np.testing.assert_allclose(materialise(got), want, 1e-5)
+        # What a rule for a function returns, and what a pattern rule does.
+        rules = jaxrewrite.Rules()
+        halved = jax.jit(lambda v: jnp.sum(v, 1) / 2)
+        rules.register(halved)(_half_of_diagonal)
+        rules.rewrite(lambda d: jnp.sin(d) * 0 + d)(_on_one_device)
+        for fn, operand, dense in (
+            (lambda v: halved(v) + 1, Diagonal(d), materialise(Diagonal(d))),
+            (lambda d: jnp.cos(jnp.sin(d) * 0 + d), d, d),
+        ):
+            want = run(fn)(dense)
+            got = run(transform(fn, rules=rules, materialise="forbid"))(operand)
+            assert jax.typeof(got) == jax.typeof(want)
+            np.testing.assert_allclose(got, want, 1e-5)
+
+
+def _half_of_diagonal(v: Diagonal):
+    return v.d / 2
+
+
+def _on_one_device(d: Array):
+    return jax.sharding.reshard(d, P(None))
 
 
 PLACED = {
