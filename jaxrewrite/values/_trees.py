@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 import jaxrewrite
 
-from ._base.chosen import chosen_leaves
+from ._base.chosen import chosen_leaves, leaves_by_path
 from ._base.progress import Progress, shown
 from ._base.random_keys import check_key
 from ._base.structured import bytes_text, nbytes_of
@@ -144,9 +144,7 @@ def adapt(
         rounded = lambda own, w: quantised_along(own, w, bits, options)
     adapter = Adapter(rank, scale, method, init, rounded)
     _check_adapter(adapter)
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_value)
-    paths = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves]
-    swapped = [leaf for _, leaf in leaves]
+    paths, swapped, treedef = leaves_by_path(tree)
     positions = chosen_leaves("adapt", where, paths, swapped, _is_floating)
     keys = jax.random.split(key, len(positions))
     steps = shown([paths[i] for i in positions], progress)

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jax.tree_util import PyTreeDef, keystr, tree_flatten_with_path
+
+from .structured import is_value
+
 
 _LISTED = 20
+
+
+def leaves_by_path(tree: Any) -> tuple[list[str], list[Any], PyTreeDef]:
+    """The paths of a pytree's leaves, with values among them, as ``where`` sees them."""
+    flat, treedef = tree_flatten_with_path(tree, is_leaf=is_value)
+    paths = [keystr(path, simple=True, separator="/") for path, _ in flat]
+    return paths, [leaf for _, leaf in flat], treedef
 
 
 def chosen_leaves(

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
+from jax.tree_util import tree_unflatten
 
 import jaxrewrite
 
-from .._base.chosen import chosen_leaves
+from .._base.chosen import chosen_leaves, leaves_by_path
 from .._base.progress import Progress, shown
 from .._matrices.monomial import Diagonal
 from .._matrices.product import Product
@@ -145,11 +145,7 @@ def fitted_to(
 ) -> Any:
     """The values with chosen weights quantised, each after those that the program meets before."""
     check_bits("calibrate", bits)
-    flat, treedef = tree_flatten_with_path(
-        values, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)
-    )
-    leaves = [leaf for _, leaf in flat]
-    paths = [keystr(path, simple=True, separator="/") for path, _ in flat]
+    paths, leaves, treedef = leaves_by_path(values)
     positions = chosen_leaves("calibrate", where, paths, leaves, _is_floating)
     order: list[Met] = []
     weights = {i: Weight(paths[i], leaves[i], order) for i in positions}

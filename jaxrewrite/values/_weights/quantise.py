@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
+from jax.tree_util import tree_unflatten
 
-import jaxrewrite
-
-from .._base.chosen import chosen_leaves
+from .._base.chosen import chosen_leaves, leaves_by_path
 from .._base.progress import Progress, shown
+from .._base.structured import is_value
 from .float8 import DTYPES, Float8
 from .microscaled import FORMATS as MICROSCALED, Microscaled
 from .nf4 import NF4
@@ -103,12 +102,8 @@ def quantise(
     Quantised<f32[4,128], 288 B>(q=Nibbles<i4[4,128], 256 B>, scale=f32[4,2], zero=None)
     """
     check_format("quantise", bits)
-    flat, treedef = tree_flatten_with_path(
-        tree, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)
-    )
-    paths = [keystr(path, simple=True, separator="/") for path, _ in flat]
-    leaves = [leaf for _, leaf in flat]
-    is_open = lambda leaf: not isinstance(leaf, jaxrewrite.Value)
+    paths, leaves, treedef = leaves_by_path(tree)
+    is_open = lambda leaf: not is_value(leaf)
     positions = chosen_leaves("quantise", where, paths, leaves, is_open)
     for i, path in zip(
         positions, shown([paths[i] for i in positions], progress), strict=True

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import keystr
 from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 from jaxrewrite import primitives
 
-from .._base.structured import Structured, is_value
+from .._base.chosen import leaves_by_path
+from .._base.structured import Structured
 from .coded import TAKES_WEIGHTS
 
 
@@ -75,9 +75,7 @@ def weight_axes(
     out (1,) (0,)
     """
     record = _Record()
-    flat, treedef = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_value)
-    paths = [keystr(path, simple=True, separator="/") for path, _ in flat]
-    leaves = [leaf for _, leaf in flat]
+    paths, leaves, treedef = leaves_by_path(params)
     others, others_treedef = jax.tree.flatten((args, kwargs))
 
     def run(own: dict[int, Any], rest: dict[int, Any]) -> None:
