@@ -57,7 +57,9 @@ def parser() -> argparse.ArgumentParser:
     )
     efforts = parse.add_mutually_exclusive_group()
     efforts.add_argument(
-        "--full", action="store_true", help="all parts, more sizes and samples: half an hour or more"
+        "--full",
+        action="store_true",
+        help="all parts, more sizes and samples: half an hour or more",
     )
     efforts.add_argument(
         "--quick", action="store_true", help="small and few: check that everything runs"
