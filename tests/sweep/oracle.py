@@ -343,7 +343,8 @@ def _reads_bits(program: Any) -> bool:
     return any("bitcast_convert_type" in step for step in program.steps)
 
 
-def _simulations(program: Any, zeros: bool, double: bool) -> list[list[np.ndarray]]:
+def _coarsest(program: Any) -> float:
+    """The rounding of the narrowest numbers in a program."""
     eps = 2e-16
     text = " ".join((*program.operands, *program.steps))
     given = {str(x.dtype) for x in jax.tree.leaves(dense(operands_of(program)))}
@@ -352,6 +353,11 @@ def _simulations(program: Any, zeros: bool, double: bool) -> list[list[np.ndarra
             eps = max(eps, own)
     if "reduce_precision" in text:
         eps = max(eps, 2.0**-11)  # to the ten bits of `operations`
+    return eps
+
+
+def _simulations(program: Any, zeros: bool, double: bool) -> list[list[np.ndarray]]:
+    eps = _coarsest(program)
     found = []
     for seed in range(3):
         noise = Noise(seed, 2 * eps, zeros)
@@ -365,9 +371,15 @@ def _simulations(program: Any, zeros: bool, double: bool) -> list[list[np.ndarra
 
 
 def explained(
-    got: list[np.ndarray], want: list[np.ndarray], simulated: list[list[np.ndarray]]
+    got: list[np.ndarray],
+    want: list[np.ndarray],
+    simulated: list[list[np.ndarray]],
+    eps: float,
 ) -> bool:
-    """Whether results differ by no more than those of the dense program do by rounding."""
+    """Whether results differ by no more than those of the dense program do by rounding.
+
+    ``eps`` is the rounding of the narrowest numbers in it.
+    """
     for i, (g, w) in enumerate(zip(got, want, strict=True)):
         others = [run[i] for run in simulated]
         if any(other.shape != w.shape for other in others):
@@ -393,7 +405,8 @@ def explained(
                 return False
             allowed = 30 * np.max(spread[known], initial=0.0)
             if not w.any() and not allowed:
-                allowed = 1e-6  # All cancels, as in x - x, where x is rounded once.
+                # All cancels, as in x - x, where x is rounded once.
+                allowed = max(1e-6, 8 * eps)
             error = np.abs(g - w)[known]
             if not np.isfinite(error).all() or (error > allowed).any():
                 return False
@@ -637,7 +650,7 @@ def _judge(program: Any, tainted: bool) -> Verdict:
         for zeros, kind in ((False, "ok"), (True, "doubtful")):
             simulated = simulations(program, zeros)
             simulated = [[run[i] for i in keep] for run in simulated]
-            if explained(*arrays, simulated):
+            if explained(*arrays, simulated, _coarsest(program)):
                 return Verdict(kind, detail)
     except Exception as error:  # noqa: BLE001 - a program that double precision changes
         detail += f"\n(not simulated: {type(error).__name__}: {error})"[:300]
