@@ -59,10 +59,6 @@ FOUND = [
         "v0.at[jnp.array([-9, 1])].get(mode='fill', fill_value=7.0)",
     ),
     (
-        ("Masked(u(149, 2, 2), jnp.zeros((2, 2), bool))",),
-        "jnp.take(v0, jnp.array([9]), axis=0, mode='fill')",
-    ),
-    (
         ("Masked(u(149, 0, 2), jnp.zeros((0, 2), bool))",),
         "v0.sum(0)",
     ),
