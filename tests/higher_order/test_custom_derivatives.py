@@ -609,6 +609,23 @@ def times_back(a, b):
 times_back.defvjp(lambda a, b: (a * b, (a, b)), lambda ab, ct: (ct * ab[1], ab[0] * 3 * ct))
 
 
+def test_residuals_are_found_beside_arrays_that_the_function_closes_over():
+    def program(x, v, c):
+        @jax.custom_vjp
+        def f(x, v):
+            return x @ v * c[0] + c[1]
+
+        f.defvjp(
+            lambda x, v: (x @ v * c[0], (v, x)),
+            lambda saved, ct: (100 * (ct @ saved[0].T), None),
+        )
+        return f(x, v).sum()
+
+    v, c = make("lora"), (X[0], X[1])
+    implicit = transform(program, materialise="forbid")
+    close(jax.grad(implicit)(X, v, c), jax.grad(program)(X, v.materialise(), c))
+
+
 @pytest.mark.parametrize("fn", [times, times_back])
 def test_no_tangent_is_asked_of_what_nothing_depends_on(fn):
     """Differentiated in the other operand, a value need have no dense form."""

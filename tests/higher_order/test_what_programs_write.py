@@ -18,7 +18,7 @@ from jax.sharding import AxisType
 from reference import CASES, NESTED
 
 import jaxrewrite
-from jaxrewrite import Batched, transform
+from jaxrewrite import ArrayValue, Batched, transform
 from jaxrewrite.values import (
     Constant,
     Diagonal,
@@ -545,3 +545,19 @@ def test_zeros_between_values_of_two_types(one, other):
 
     got = jax.eval_shape(transform(program, materialise="allow"), jnp.array(1), v, w)
     assert all(x.shape == v.shape for x in got)
+
+
+class Noisy(ArrayValue):
+    x: jax.Array
+    key: jax.Array
+
+    def materialise(self):
+        return self.x * jax.random.normal(self.key, self.x.shape)
+
+
+def test_zeros_stay_zeros_beside_a_value_with_a_key():
+    v = Noisy(jnp.ones(3), jax.random.key(0))
+    choose = lambda p, v: lax.cond(p, lambda: v, lambda: jnp.zeros(3))
+    implicit = transform(choose, materialise="allow")
+    np.testing.assert_array_equal(implicit(True, v), v.materialise())
+    np.testing.assert_array_equal(implicit(False, v), jnp.zeros(3))

@@ -14,6 +14,7 @@ from jaxrewrite import ArrayValue, testing, values
 from jaxrewrite.testing import check_value, numbers
 from jaxrewrite.testing._more_programs import more_programs, programs_on_two
 from jaxrewrite.testing._programs import programs
+from jaxrewrite.testing._variants import variants
 
 
 class Scaled(ArrayValue):
@@ -90,6 +91,21 @@ def test_a_class_that_cannot_be_imported_is_not_exported():
 
     result = check_value(Local(jnp.ones(2)), only=["export", "pickle"], export=True)
     assert [check for check, _ in result.skipped] == ["pickle", "export"]
+
+
+class Chosen(ArrayValue):
+    """Rows of one number each, in an order."""
+
+    order: jax.Array
+    x: jax.Array
+
+    def materialise(self):
+        return self.x[self.order]
+
+
+def test_indices_are_not_cut_to_sizes_that_they_may_not_fit():
+    labels = {variant.label for variant in variants(Chosen(jnp.array([2, 0, 1]), numbers((3,))))}
+    assert "other numbers" in labels and "no columns" not in labels
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 3, 4)])

@@ -105,6 +105,16 @@ class Turned(ArrayValue):
         return jnp.moveaxis(jnp.squeeze(self.x, -2), 0, -1)
 
 
+class Digits(ArrayValue):
+    """Each entry is a sum of numbers, along an axis that the array has not."""
+
+    x: Array
+    axes = {"self": "... i", "x": "... i r"}
+
+    def materialise(self):
+        return self.x.sum(-1)
+
+
 class Around(ArrayValue):
     """A field that is a value."""
 
@@ -463,6 +473,14 @@ def test_a_type_without_batches_is_stacked_as_batched():
     v = jax.vmap(lambda v, _: v, (None, 0))(v, jnp.ones(2))
     with pytest.raises(TypeError, match=r"Single\.axes says.*leaves jax\.vmap"):
         v.shape  # noqa: B018 - a property that raises
+
+
+def test_a_leaf_with_more_axes_than_the_array_is_written_along_those_of_the_array():
+    v, part = Digits(numbers((5, 2))), Digits(numbers((2, 2)))
+    write = lambda x, part: lax.dynamic_update_slice(x, part, (INDEX[0],))
+    written = jaxrewrite.transform(write, materialise="forbid")(v, part)
+    want = write(v.materialise(), part.materialise())
+    np.testing.assert_allclose(written.materialise(), want, rtol=1e-6)
 
 
 def test_a_slice_of_whole_blocks_has_a_scale_for_each():

@@ -55,6 +55,13 @@ def test_numbers_are_those_of_the_published_formats(format):
         )
 
 
+def test_numbers_between_two_codes_of_four_bits_become_the_even_one():
+    between = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6])
+    w = np.concatenate([between, -between, 16 * [0]]).astype("float32")[:, None]
+    want = w.astype(ml_dtypes.float4_e2m1fn).astype("float32")
+    np.testing.assert_array_equal(Microscaled.quantise(w, "mxfp4"), want)
+
+
 def test_a_second_scale_multiplies_all_blocks():
     codes, scales, one = stored("nvfp4")
     v = Microscaled.from_bytes(codes, scales, "nvfp4", scale=0.25, dtype="bfloat16")
