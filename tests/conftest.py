@@ -110,6 +110,24 @@ def pytest_xdist_make_scheduler(config, log):
     return WorkStealingScheduling(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc):
+    """Make no cases for the long run where that is not asked for: they are three of four.
+
+    One is left, for which pytest says that a test has been deselected.
+    """
+    result = yield
+    if metafunc.config.option.markexpr == "not slow":
+        is_slow = metafunc.definition.get_closest_marker("slow") is not None
+        calls = [] if is_slow else [c for c in metafunc._calls if not _is_slow(c)]
+        metafunc._calls = calls or metafunc._calls[:1]
+    return result
+
+
+def _is_slow(case):
+    return any(mark.name == "slow" for mark in case.marks)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     repeats.mark(config, items)
