@@ -6,8 +6,8 @@ program of `jax.jit` while it is small and has run a few times only. JAX traces 
 types as always, and lowers it to StableHLO where an equation is of a sort that it has not lowered
 yet, so all but the machine code is tested.
 
-Left to XLA are programs with effects, keys, donated operands, shardings or devices of their own,
-and primitives that NumPy has not.
+Left to XLA are programs with effects, donated operands, shardings or devices of their own, keys
+but of the default generator, and primitives that NumPy has not.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ import numpy as np
 from jax._src import core, pjit  # JAX has no public hook for what runs a program
 from jax._src.array import ArrayImpl
 from jax._src.interpreters import mlir, pxla
+from jax._src.random.prng import PRNGKeyArray
 from jax._src.sharding_impls import UNSPECIFIED, UnspecifiedValue
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import SingleDeviceSharding
@@ -157,7 +158,7 @@ def _lower(eqns: list[Any], jaxpr: Any, params: Any) -> None:
     used = [v for eqn in eqns for v in eqn.invars if not isinstance(v, core.Literal)]
     operands = list(dict.fromkeys(v for v in used if v not in set(results)))
     program = _compat.new_jaxpr(operands, results, eqns, jaxpr.debug_info, jaxpr.is_high)
-    arrays = [np.zeros(v.aval.shape, v.aval.dtype) for v in operands]
+    arrays = [_zeros(v.aval) for v in operands]
     n, m = len(operands), len(results)
     for_all = {
         **{"in_shardings": (UNSPECIFIED,) * n, "out_shardings": (UNSPECIFIED,) * m},
@@ -172,6 +173,12 @@ def _lower(eqns: list[Any], jaxpr: Any, params: Any) -> None:
         lowering_parameters=mlir.LoweringParameters(),
         pgle_profiler=None,
     )
+
+
+def _zeros(aval: Any) -> Any:
+    if not numpy_run.is_key(aval):
+        return np.zeros(aval.shape, aval.dtype)
+    return PRNGKeyArray(aval.dtype._impl, np.zeros((*aval.shape, 2), np.uint32))
 
 
 def _sorts(eqn: Any) -> Iterator[Any]:
@@ -243,6 +250,8 @@ def _is_evaluable(closed: Any) -> bool:
     for eqn in jaxpr.eqns:
         if not _is_left_whole(eqn) and not _is_known(eqn.primitive.name, eqn.params):
             return False
+        if not _is_known_of_keys(eqn.primitive.name, (*eqn.invars, *eqn.outvars)):
+            return False
         if not all(known.is_evaluable for known in map(_known, _programs_in(eqn.params))):
             return False
         variables += eqn.outvars
@@ -276,6 +285,17 @@ def _is_known(name: str, params: Any) -> bool:
     )
 
 
+def _is_known_of_keys(name: str, atoms: Any) -> bool:
+    """Whether NumPy has it, where there are keys among the operands or results."""
+    if name.startswith("random_") or name in numpy_run.MOVES_KEYS or name in ("jit", "pjit"):
+        return True
+    return not any(map(_is_extended, atoms))
+
+
+def _is_extended(atom: Any) -> bool:
+    return jax.dtypes.issubdtype(atom.aval.dtype, jax.dtypes.extended)
+
+
 def _is_anywhere(sharding: Any) -> bool:
     """Whether it says nothing; that of a cotangent in 16 bits is on a mesh without axes."""
     return sharding is None or (hasattr(sharding, "mesh") and sharding.mesh.empty)
@@ -300,6 +320,8 @@ def _are_plain(args: Any) -> bool:
 
 
 def _is_plain(x: Any) -> bool:
+    if isinstance(x, PRNGKeyArray):
+        return numpy_run.is_key(x) and _is_plain(x._base_array)
     if isinstance(x, ArrayImpl):
         return (
             not x._committed
@@ -315,7 +337,7 @@ def _is_plain(x: Any) -> bool:
 def _is_plain_aval(aval: Any) -> bool:
     return (
         isinstance(aval, core.ShapedArray)
-        and not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+        and (numpy_run.is_key(aval) or not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended))
         and aval.sharding.mesh.empty
         and aval.size <= _MOST_ENTRIES
     )
@@ -332,9 +354,18 @@ def _apart():
 
 
 def _one_program(jaxpr: Any, args: Any) -> list[Any]:
-    operands = [np.asarray(x, a.dtype) for x, a in zip(args, jaxpr.in_avals, strict=True)]
+    operands = list(map(_numbers, args, jaxpr.in_avals))
     with _apart():
         return _arrays(numpy_run.evaluate(jaxpr, operands), jaxpr.out_avals)
+
+
+def _numbers(x: Any, aval: Any) -> np.ndarray:
+    """An operand as `numpy_run` has it."""
+    return np.asarray(x._base_array if isinstance(x, PRNGKeyArray) else x, _physical(aval))
+
+
+def _physical(aval: Any) -> Any:
+    return np.uint32 if numpy_run.is_key(aval) else aval.dtype
 
 
 class _Equation:
@@ -374,11 +405,13 @@ def _one_primitive(primitive: Any, params: Any, args: Any) -> Any:
             raise numpy_run.NotStaged
     avals = tuple(map(core.typeof, args))
     outs = _results(primitive, avals, params)
+    eqn = _Equation(primitive, params, avals, outs)
     if not all(map(_is_plain_aval, outs)):
         raise numpy_run.NotStaged
-    eqn = _Equation(primitive, params, avals, outs)
+    if not _is_known_of_keys(primitive.name, (*eqn.invars, *eqn.outvars)):
+        raise numpy_run.NotStaged
     with _apart():
-        operands = [np.asarray(x, a.dtype) for x, a in zip(args, avals, strict=True)]
+        operands = list(map(_numbers, args, avals))
         results = numpy_run.TABLE[primitive.name](eqn, *operands)
     if not isinstance(results, (list, tuple)):
         results = [results]
@@ -394,6 +427,8 @@ def _arrays(results: Any, avals: Any) -> list[Any]:
         if aval.dtype == jax.dtypes.float0:
             return np.zeros(aval.shape, aval.dtype)
         one = [np.array(numpy_run.like(x, aval))]
-        return pxla.batched_device_put(aval, sharding, one, [device], committed=False)
+        physical = core.physical_aval(aval)
+        result = pxla.batched_device_put(physical, sharding, one, [device], committed=False)
+        return PRNGKeyArray(aval.dtype._impl, result) if numpy_run.is_key(aval) else result
 
     return [array(*of_one) for of_one in zip(results, avals, strict=True)]

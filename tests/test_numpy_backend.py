@@ -61,3 +61,33 @@ def test_threads_leave_numpy_in_charge(seen):
     second.__exit__(None, None, None)
     jax.jit(lambda x: jnp.sin(x) + x)(np.ones(3, "float32"))
     assert seen["lowered"] and not seen["compiled"]
+
+
+def of_keys(key):
+    a, b = jax.random.split(key)
+    several = jax.random.split(jax.random.fold_in(a, 7), (2, 3))
+    bits = [jax.random.bits(b, (5,), f"uint{n}") for n in (8, 16, 32, 64)]
+    return [
+        *(jax.random.key_data(several), jax.random.key_data(several[1, 0]), *bits),
+        *(jax.random.uniform(a), jax.random.normal(b, (2, 3), "bfloat16")),
+        *(jax.random.randint(a, (7,), 0, 50), jax.random.permutation(b, 8)),
+        jax.vmap(lambda k: jax.random.bernoulli(k, 0.3, (4,)))(several[:, 0]),
+        *(jax.random.key_data(jax.random.key(-3)), jax.random.PRNGKey(2**40 + 5)),
+    ]
+
+
+def test_random_numbers_are_those_of_jax(seen, no_leak_checks):
+    with jax.enable_x64(True):
+        key = jax.random.key(42)
+        got = [*of_keys(key), *jax.jit(lambda key: of_keys(key))(key)]
+        assert not seen["compiled"]
+        with numpy_backend.compiled():
+            want = jax.jit(of_keys)(key)
+    for g, w in zip(got, [*want, *want], strict=True):
+        assert g.dtype == w.dtype
+        np.testing.assert_array_equal(np.asarray(g), w)
+
+
+def test_keys_of_other_generators_are_left_to_xla(seen):
+    jax.random.uniform(jax.random.key(0, impl="rbg"))
+    assert seen["compiled"]

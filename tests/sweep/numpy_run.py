@@ -100,6 +100,9 @@ def like(result: Any, aval: Any) -> np.ndarray:
     if aval.dtype == jax.dtypes.float0:
         return np.zeros(aval.shape, bool)
     result = np.asarray(result)
+    if is_key(aval):
+        assert result.shape == (*aval.shape, 2), (result.shape, aval)
+        return result
     if result.dtype != aval.dtype:
         result = result.astype(aval.dtype)
     assert result.shape == aval.shape, (result.shape, aval)
@@ -394,7 +397,7 @@ def _(eqn: Any, x: np.ndarray) -> Any:
 
 @rule("squeeze")
 def _(eqn: Any, x: np.ndarray) -> Any:
-    return x.reshape(eqn.outvars[0].aval.shape)
+    return np.squeeze(x, eqn.params["dimensions"])
 
 
 @rule("rev")
@@ -427,7 +430,7 @@ def _(eqn: Any) -> Any:
 @rule("slice")
 def _(eqn: Any, x: np.ndarray) -> Any:
     p = eqn.params
-    strides = p["strides"] or [1] * x.ndim
+    strides = p["strides"] or [1] * len(p["start_indices"])
     parts = zip(p["start_indices"], p["limit_indices"], strides, strict=True)
     return x[tuple(slice(*part) for part in parts)]
 
@@ -749,6 +752,80 @@ def _(eqn: Any, x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> Any:
         result, tuple(flat), updates.astype(result.dtype)
     )
     return result
+
+
+# --- random numbers, of keys of Threefry, which are here their two words along a last axis ------
+
+
+def is_key(aval: Any) -> bool:
+    """Whether it is an array of keys of JAX's default generator."""
+    return str(aval.dtype) == "key<fry>"
+
+
+# What moves keys as it moves numbers.
+MOVES_KEYS = {"slice", "squeeze", "unstack"}
+
+
+def _threefry(
+    keys: np.ndarray, high: np.ndarray, low: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Threefry-2x32 of 20 rounds: Salmon et al., Parallel random numbers (2011)."""
+    words = [keys[..., 0], keys[..., 1]]
+    words.append(words[0] ^ words[1] ^ np.uint32(0x1BD11BDA))
+    x, y = high + words[0], low + words[1]
+    for i in range(5):
+        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
+            x = x + y
+            y = x ^ (y << np.uint32(turn) | y >> np.uint32(32 - turn))
+        x, y = x + words[(i + 1) % 3], y + words[(i + 2) % 3] + np.uint32(i + 1)
+    return x, y
+
+
+def _counted(keys: np.ndarray, shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Two words for each entry of an array of this shape, for each key."""
+    low = np.arange(math.prod(shape), dtype=np.uint32).reshape(shape)
+    keys = keys.reshape(*keys.shape[:-1], *[1] * len(shape), 2)
+    return _threefry(keys, np.zeros_like(low), low)
+
+
+def _words(seed: np.ndarray) -> np.ndarray:
+    """The key of a seed."""
+    high = seed.astype(np.uint64) >> np.uint64(32) if seed.dtype.itemsize > 4 else 0 * seed
+    return np.stack([high.astype(np.uint32), seed.astype(np.uint32)], -1)
+
+
+@rule("random_seed")
+def _(eqn: Any, seeds: np.ndarray) -> Any:
+    if not is_key(eqn.outvars[0].aval):
+        raise NotStaged
+    return _words(seeds)
+
+
+@rule("random_wrap", "random_unwrap")
+def _(eqn: Any, x: np.ndarray) -> Any:
+    if not any(is_key(v.aval) for v in (*eqn.invars, *eqn.outvars)):
+        raise NotStaged
+    return x
+
+
+@rule("random_split")
+def _(eqn: Any, keys: np.ndarray) -> Any:
+    return np.stack(_counted(keys, eqn.params["shape"]), -1)
+
+
+@rule("random_fold_in")
+def _(eqn: Any, keys: np.ndarray, numbers: np.ndarray) -> Any:
+    seeds = _words(numbers)
+    return np.stack(_threefry(keys, seeds[..., 0], seeds[..., 1]), -1)
+
+
+@rule("random_bits")
+def _(eqn: Any, keys: np.ndarray) -> Any:
+    width = eqn.params["bit_width"]
+    high, low = _counted(keys, eqn.params["shape"])
+    if width == 64:
+        return high.astype(np.uint64) << np.uint64(32) | low
+    return (high ^ low).astype(f"uint{width}")
 
 
 # --- programs in programs -----------------------------------------------------------------------

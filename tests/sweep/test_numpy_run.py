@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import every
 from jax import lax
 
 from sweep import numpy_run, oracle
@@ -120,12 +121,15 @@ INTEGERS = {
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [
-        *[(name, "float32") for name in FLOATING],
-        *[(name, "bfloat16") for name in FLOATING if name not in WITHOUT_16_BITS],
-        *[(name, "int32") for name in INTEGERS],
-        *[(name, "complex64") for name in ("shapes", "products", "decompositions")],
-    ],
+    every(
+        4,
+        [
+            *[(name, "float32") for name in FLOATING],
+            *[(name, "bfloat16") for name in FLOATING if name not in WITHOUT_16_BITS],
+            *[(name, "int32") for name in INTEGERS],
+            *[(name, "complex64") for name in ("shapes", "products", "decompositions")],
+        ],
+    ),
 )
 def test_each_entry_of_the_table(name, dtype, bulk, xla):
     fn = (INTEGERS if dtype == "int32" else FLOATING)[name]
