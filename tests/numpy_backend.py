@@ -287,7 +287,11 @@ def _is_known(name: str, params: Any) -> bool:
 
 def _is_known_of_keys(name: str, atoms: Any) -> bool:
     """Whether NumPy has it, where there are keys among the operands or results."""
-    if name.startswith("random_") or name in numpy_run.MOVES_KEYS or name in ("jit", "pjit"):
+    if (
+        name.startswith("random_")
+        or name in numpy_run.MOVES_KEYS
+        or name in ("jit", "pjit")
+    ):
         return True
     return not any(map(_is_extended, atoms))
 
@@ -337,7 +341,10 @@ def _is_plain(x: Any) -> bool:
 def _is_plain_aval(aval: Any) -> bool:
     return (
         isinstance(aval, core.ShapedArray)
-        and (numpy_run.is_key(aval) or not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended))
+        and (
+            numpy_run.is_key(aval)
+            or not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+        )
         and aval.sharding.mesh.empty
         and aval.size <= _MOST_ENTRIES
     )

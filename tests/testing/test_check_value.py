@@ -104,7 +104,9 @@ class Chosen(ArrayValue):
 
 
 def test_indices_are_not_cut_to_sizes_that_they_may_not_fit():
-    labels = {variant.label for variant in variants(Chosen(jnp.array([2, 0, 1]), numbers((3,))))}
+    labels = {
+        variant.label for variant in variants(Chosen(jnp.array([2, 0, 1]), numbers((3,))))
+    }
     assert "other numbers" in labels and "no columns" not in labels
 
 
