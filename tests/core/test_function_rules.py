@@ -182,6 +182,11 @@ def test_calls_are_answered(rules, asked, fn, v, name):
     assert asked == ([name] if name else [])
 
 
+def test_several_axes_are_one_argument(rules, asked):
+    check(rules, lambda v: total(v, axis=(0, 2)), Twice(jnp.stack([X, X])))
+    assert asked == [("total", (0, 2), False)]
+
+
 AROUND = {
     "jit": lambda fn: jax.jit(fn),
     "twice jitted": lambda fn: jax.jit(lambda v: jax.jit(fn)(v)),

@@ -46,6 +46,17 @@ def test_name_scopes_survive():
     assert "layer0" in text
 
 
+def test_name_scopes_in_a_rule_are_within_those_of_the_equation():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("neg")
+    def _(v: Doubled):
+        with jax.named_scope("rule"):
+            return Doubled(jnp.negative(v.x))
+
+    assert stacks(jaxrewrite.make_jaxpr(scoped, rules=rules)(V)) == ["layer0/rule"]
+
+
 def test_name_scopes_around_a_transformed_function_stay():
     def around(v):
         with jax.named_scope("outer"):

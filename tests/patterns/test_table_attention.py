@@ -361,6 +361,16 @@ def test_attention_of_libraries_is_found(form):
 
 
 @pytest.mark.slow
+def test_logits_are_divided_by_a_number_that_the_program_is_given():
+    def cooled(q, k, v, temperature):
+        return jax.nn.softmax(q @ k.T / temperature) @ v
+
+    q, k, v = Q[0, :, 0], K[0, :, 0], V[0, :, 0]
+    assert found(cooled, q, k, v, jnp.float32(2)) == ["attention_scaled"]
+    got = jaxrewrite.transform(cooled, rules=patterns.attention)(q, k, v, jnp.float32(2))
+    np.testing.assert_allclose(got, cooled(q, k, v, 2), rtol=1e-4)
+
+
 def test_a_query_that_sees_nothing_is_nan_where_it_was():
     args = (*heads_first(Q, K, V), MASK)
     got = jaxrewrite.transform(textbook, rules=rules)

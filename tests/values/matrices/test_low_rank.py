@@ -251,6 +251,10 @@ def test_casts():
     out = transform(lambda v: v.astype(jnp.bfloat16), materialise="forbid")(v)
     assert (out.a.dtype, out.b.dtype) == (jnp.bfloat16, jnp.bfloat16)
     run(lambda v: jnp.conj(v.astype(jnp.complex64) * 1j), v)
+    turned = LowRank(v.a * 1j, v.b + 0j)
+    with jax.enable_x64(True):
+        wide = transform(lambda v: v.astype(jnp.complex128), materialise="forbid")(turned)
+    assert wide.a.dtype == jnp.complex128
     with pytest.raises(jaxrewrite.MaterialisationError):
         transform(lambda v: v.astype(int), materialise="forbid")(v)
 

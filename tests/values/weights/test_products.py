@@ -18,6 +18,7 @@ from weight_products import PRODUCTS, forbid, normal, same
 import jaxrewrite
 from jaxrewrite import _compat
 from jaxrewrite.values import NF4, Coded, Float8, Lora, Product, Quantised, Scaled, quantise
+from jaxrewrite.values._base import in_blocks
 from jaxrewrite.values._weights import blocks as of_blocks, products
 from jaxrewrite.values._weights.blocks import Block, block_for
 
@@ -397,3 +398,15 @@ def test_blocks_of_an_odd_number_of_columns_are_not_repeated(blocks):
 def test_blocks_that_fit_neither_the_length_nor_the_runs_are_large():
     """They had one row each."""
     assert block_for((3 * 1009, 4096), [(3, 4096)], 16) == Block(0, 2**20 // 4096)
+
+
+def test_a_number_of_columns_that_is_not_known_when_it_is_exported(monkeypatch):
+    monkeypatch.setattr(in_blocks, "_LEAST", 1)
+    monkeypatch.setattr(in_blocks, "may_be_split", lambda: False)
+    product = lambda w, x: in_blocks.multiply(jnp.sin, (w,), x)
+    columns, _ = jax.export.symbolic_shape("columns, 8")
+    w, x = normal(8, 8), normal(8, 3, seed=1)
+    exported = jax.export.export(jax.jit(product))(
+        w, jax.ShapeDtypeStruct((8, columns), "f4")
+    )
+    same(exported.call(w, x), jnp.sin(w) @ x)
