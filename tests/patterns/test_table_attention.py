@@ -360,7 +360,6 @@ def test_attention_of_libraries_is_found(form):
     check(fn, *args, name=name)
 
 
-@pytest.mark.slow
 def test_logits_are_divided_by_a_number_that_the_program_is_given():
     def cooled(q, k, v, temperature):
         return jax.nn.softmax(q @ k.T / temperature) @ v
@@ -371,6 +370,7 @@ def test_logits_are_divided_by_a_number_that_the_program_is_given():
     np.testing.assert_allclose(got, cooled(q, k, v, 2), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_query_that_sees_nothing_is_nan_where_it_was():
     args = (*heads_first(Q, K, V), MASK)
     got = jaxrewrite.transform(textbook, rules=rules)
