@@ -45,7 +45,7 @@ def test_ready_types_become_dense_by_one_program(name, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
-def test_a_fake_quantised_array_is_the_quantised_one(dtype, xla):
+def test_a_fake_quantised_array_is_the_quantised_one(dtype):
     for seed in range(10):
         numbers = np.random.default_rng(seed).normal(size=(64, 48))
         v = values.FakeQuantised(

@@ -142,7 +142,7 @@ PARAMS = {
 EVERY = lambda path, leaf: True
 
 
-def test_each_weight_of_a_program_meets_what_those_before_it_make(xla):
+def test_each_weight_of_a_program_meets_what_those_before_it_make():
     batches = [jnp.asarray(correlated(n, K, seed)) for seed, n in enumerate([30, 20])]
     fit = calibrate(jax.jit(model), method="gptq", where=EVERY, bits=3, block=4)
     values = fit(PARAMS, batches)
@@ -176,7 +176,7 @@ def test_each_weight_of_a_program_meets_what_those_before_it_make(xla):
 
 
 @pytest.mark.parametrize("method", ["awq", "smoothquant"])
-def test_scaled_rows_are_a_lazy_product(method, xla):
+def test_scaled_rows_are_a_lazy_product(method):
     x = jnp.asarray(correlated(40, K))
     program = lambda p, x: lax.scan(lambda x, w: (x @ w["a"] + x @ w["b"].T, None), x, p)[0]
     params = {"a": jnp.asarray(normal(2, K, K)), "b": jnp.asarray(normal(2, K, K, seed=7))}

@@ -26,7 +26,7 @@ def spread_out(seed, *shape):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_number_becomes_one_of_its_neighbours_and_their_mean_is_the_number(dtype, xla):
+def test_a_number_becomes_one_of_its_neighbours_and_their_mean_is_the_number(dtype):
     x, keys = spread_out(0, 4, 16), jax.random.split(jax.random.key(1), 4000)
     moments = jax.jit(jax.vmap(lambda key: _moment(x, dtype, 16, key)))(keys)
     levels = np.asarray(moments.levels(), np.float64)
@@ -80,7 +80,7 @@ def adam_by_hand(gradients, rate=1e-2, b1=0.9, b2=0.999, eps=1e-8):
         yield -rate * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + eps)
 
 
-def test_steps_of_adam_are_those_of_the_formula_on_average(xla):
+def test_steps_of_adam_are_those_of_the_formula_on_average():
     params = {"kernel": jnp.zeros((32, 16)), "bias": jnp.zeros(16)}
     gradients = [1 + 0.5 * spread_out(t, 32, 16) for t in range(20)]
     optimiser = quantised_moments(optax.adam(1e-2), jax.random.key(0), least=512)

@@ -88,7 +88,7 @@ def test_what_is_written_is_rounded_and_the_rest_stays(format, write, bulk):
     assert abs(dense - wanted).max() <= HALF_STEP[format] * most * 1.001
 
 
-def test_the_numbers_are_those_of_the_formula(xla):
+def test_the_numbers_are_those_of_the_formula():
     k = random(1, B, H, D)
     v = FORMATS["8 bits"](jnp.zeros((B, L, H, D)))
     got = writing(slot)(v, 1, k)
