@@ -801,7 +801,7 @@ def _(eqn: Any, seeds: np.ndarray) -> Any:
     return _words(seeds)
 
 
-@rule("random_wrap", "random_unwrap")
+@rule("random_wrap", "random_unwrap", "random_clone")
 def _(eqn: Any, x: np.ndarray) -> Any:
     if not any(is_key(v.aval) for v in (*eqn.invars, *eqn.outvars)):
         raise NotStaged
