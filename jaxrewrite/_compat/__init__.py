@@ -96,6 +96,7 @@ from .running import (
 )
 from .source import (
     current_location as current_location,
+    is_transposed as is_transposed,
     raised_at as raised_at,
     source_location as source_location,
     source_within as source_within,

@@ -158,12 +158,17 @@ class Site(NamedTuple):
     def take_over(self, rewritten: Rewritten) -> list[Var]:
         """Take over the constants and warnings of a new equation's body; return constants."""
         self.builder.changed = True
-        self.builder.notice(notice.at(self.line) for notice in rewritten.warnings)
+        self.builder.notice(self.passed_on(rewritten.warnings))
         return [self.builder.const(value) for value in rewritten.consts]
 
     def notice(self, category: type[Warning], *args: str) -> None:
         """Warn when the program is finished, with the user's line of this equation."""
         self.builder.notice([Notice(category, args).at(self.line)])
+
+    def passed_on(self, notices: Iterable[Notice]) -> list[Notice]:
+        """The notices from within this equation that hold for it, with its line."""
+        is_backward = _compat.is_transposed(self.source_info)
+        return [n.at(self.line) for n in notices if not (n.is_forward and is_backward)]
 
     # --- equations of rules and other functions ---------------------------------
 
@@ -199,8 +204,8 @@ class Site(NamedTuple):
         builder.changed = True
         if builder.recorder is not None:
             builder.recorder.extend(result.inner)
-        for notice in traced.notices:
-            self.notice(notice.category, *notice.args)
+        here = (notice.nowhere() for notice in traced.notices)
+        builder.notice(self.passed_on(here))
         targets = {
             var: self.outvars[i]
             for var, i in traced.dense_results
