@@ -361,7 +361,9 @@ def test_an_operand_of_a_primitive_has_no_say_in_the_message_of_jax(operand):
     """JAX asks in compiled code, which ignores errors. If that changes, values can speak."""
     with pytest.raises(TypeError) as caught:
         lax.add(operand, 1.0)
-    assert str(caught.value).startswith("Error interpreting argument to add as a JAX value.")
+    assert str(caught.value).startswith(
+        "Error interpreting argument to add as a JAX value."
+    )
     assert f"{type(operand)}" in str(caught.value)
 
 
