@@ -76,7 +76,7 @@ def warn_from_rule(
 ) -> None:
     """Warn, from within a rule, the user at whose line the rule is applied.
 
-    A rule is traced once for each structure of operands, so that `warnings.warn` in it would
+    A rule is traced once for each structure of operands, so that ``warnings.warn`` in it would
     come once, with a line of the rule. This comes for each line of the program to which the
     rule is applied, when that is rewritten, and is shown as often as Python shows a warning
     of one line.
