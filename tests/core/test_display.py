@@ -296,6 +296,7 @@ def test_notebooks_draw_structure_and_what_is_stored(size):
     ) in page.text
 
 
+@pytest.mark.filterwarnings("ignore:The chararray class:DeprecationWarning")  # its own
 def test_treescope_shows_fields_and_has_the_page():
     text = treescope.render_to_text({"length": Unitful(jnp.ones(3), "m")})
     assert "'length': Unitful(" in text and "units=Units('m')" in text
