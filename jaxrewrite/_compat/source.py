@@ -43,6 +43,12 @@ def source_within(origin: SourceInfo | None, inner: SourceInfo) -> SourceInfo:
     return origin.replace(name_stack=origin.name_stack + inner.name_stack)
 
 
+def scope_of(source_info: SourceInfo) -> str:
+    """The names of the scopes around an equation, without those of transformations."""
+    stack = source_info.name_stack.stack
+    return "/".join(x.name for x in stack if not isinstance(x, Transform))
+
+
 def is_transposed(source_info: SourceInfo) -> bool:
     """Whether an equation computes cotangents: JAX says so where it transposes a program.
 

@@ -14,6 +14,7 @@ from .. import _compat
 class Notice(NamedTuple):
     """A warning that is to come: its class and arguments, and the user's line for it.
 
+    ``scope`` is the scope of names that holds the equation, such as the layer of a model of Flax.
     ``is_forward`` tells that it does not hold for the equations of cotangents.
     """
 
@@ -21,13 +22,15 @@ class Notice(NamedTuple):
     args: tuple[str, ...]
     file: str = ""
     line: int = 0
+    scope: str = ""
     is_forward: bool = False
 
-    def at(self, where: tuple[str, int, str] | None) -> Notice:
-        """The notice with this line, unless it has one already."""
+    def at(self, where: tuple[str, int, str] | None, scope: str = "") -> Notice:
+        """The notice with this line, unless it has one already, and within a scope."""
+        whole = "/".join(filter(None, (scope, self.scope)))
         if self.file or where is None:
-            return self
-        return self._replace(file=where[0], line=where[1])
+            return self._replace(scope=whole)
+        return self._replace(file=where[0], line=where[1], scope=whole)
 
     def nowhere(self) -> Notice:
         """The notice without a line, for that of a rule's own code."""
@@ -64,11 +67,31 @@ def warn(notices: Iterable[Notice]) -> None:
     if _collected.stack:
         _collected.stack[-1].extend(notices)
         return
-    for notice in notices:
+    for notice in _one_a_line(notices):
         here = notice.at(_compat.current_location())
         file, warning = here.file or "<unknown>", here.category(*here.args)
         shown = _shown.setdefault(file, {})
         warnings.warn_explicit(warning, here.category, file, here.line, registry=shown)
+
+
+_MOST_SCOPES = 4
+
+
+def _one_a_line(notices: Iterable[Notice]) -> Iterator[Notice]:
+    """The notices, with one for all scopes of a line, such as those of a model's layers."""
+    scopes: dict[Notice, list[str]] = {}
+    for notice in notices:
+        scopes.setdefault(notice._replace(scope=""), []).append(notice.scope)
+    for notice, found in scopes.items():
+        named = sorted({*found} - {""})
+        if named:
+            more = len(named) - _MOST_SCOPES
+            text = ", ".join(named[:_MOST_SCOPES]) + (
+                f" and {more} more" if more > 0 else ""
+            )
+            message, *about = notice.args
+            notice = notice._replace(args=(f"{message} In {text}.", *about))
+        yield notice
 
 
 def warn_from_rule(

@@ -109,6 +109,11 @@ class Site(NamedTuple):
         """
         return _compat.source_location(self.origin or self.eqn.source_info)
 
+    @property
+    def scope(self) -> str:
+        """The scope of names, by `jax.named_scope`: in Flax that of a layer."""
+        return _compat.scope_of(self.source_info)
+
     def giving(self, outvars: Sequence[Var]) -> Site:
         """This site with other result variables, for another computation on its behalf."""
         return self._replace(outvars=outvars)
@@ -163,12 +168,13 @@ class Site(NamedTuple):
 
     def notice(self, category: type[Warning], *args: str) -> None:
         """Warn when the program is finished, with the user's line of this equation."""
-        self.builder.notice([Notice(category, args).at(self.line)])
+        self.builder.notice([Notice(category, args).at(self.line, self.scope)])
 
     def passed_on(self, notices: Iterable[Notice]) -> list[Notice]:
         """The notices from within this equation that hold for it, with its line."""
         is_backward = _compat.is_transposed(self.source_info)
-        return [n.at(self.line) for n in notices if not (n.is_forward and is_backward)]
+        line, scope = self.line, self.scope
+        return [n.at(line, scope) for n in notices if not (n.is_forward and is_backward)]
 
     # --- equations of rules and other functions ---------------------------------
 
