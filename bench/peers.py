@@ -5,7 +5,8 @@ with jaxprs, and has the same rules here. ``jax.experimental.sparse.sparsify`` d
 JAX's sparse matrices. One program of each kind, on a LoRA weight, tells which programs each
 library runs at all. Its result is compared with that on the dense weight: *implicit*,
 *dense* (right, but the weight was made dense), *wrong*, or the error. Qax needs a JAX
-from before 0.5, so it cannot run beside the others.
+from before 0.5, so it cannot run beside the others. `Performance <../performance.rst>`_ names
+the release of Quax.
 """
 
 from __future__ import annotations

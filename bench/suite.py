@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -145,10 +147,12 @@ def rows_of(
 def environment(load_at_start: float) -> dict[str, str]:
     """The versions and the processor that figures depend on, without a machine's name."""
     device = jax.devices()[0]
+    has_quax = importlib.util.find_spec("quax") is not None
     return {
         "python": platform.python_version(),
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
+        **({"quax": importlib.metadata.version("quax")} if has_quax else {}),
         "device": f"{device.platform} ({device.device_kind})",
         "processor": machine.processor(),
         "load": f"{load_at_start:.2f} to {machine.load():.2f}",

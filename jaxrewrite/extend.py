@@ -18,4 +18,5 @@ from ._core.hooks import (
     register_staging_hook as register_staging_hook,
     unregister as unregister,
 )
+from ._core.notices import warn_from_rule as warn_from_rule
 from ._core.rules import add_entry as add_entry

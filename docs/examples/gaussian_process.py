@@ -44,7 +44,8 @@ def covariance(theta: jax.Array) -> ArrayValue:
         return Symmetric(jnp.exp(-(((x[:, None] - x) / length) ** 2) / 2))
 
     field = Kronecker(kernel(ROWS, lengths[0]), kernel(COLUMNS, lengths[1]))
-    noisy: ArrayValue = field + noise * Identity(field.shape[0], field.dtype)
+    noisy = field + noise * Identity(field.shape[0], field.dtype)
+    assert isinstance(noisy, ArrayValue)
     return noisy
 
 

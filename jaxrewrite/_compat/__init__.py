@@ -96,7 +96,9 @@ from .running import (
 )
 from .source import (
     current_location as current_location,
+    is_transposed as is_transposed,
     raised_at as raised_at,
+    scope_of as scope_of,
     source_location as source_location,
     source_within as source_within,
     unfiltered_errors as unfiltered_errors,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import traceback
 from collections.abc import Iterator
 from types import FrameType
@@ -16,7 +17,8 @@ from jax._src.config import traceback_filtering
 
 # The user's frame of an equation, as file and line and not as text, and whether a frame of
 # a traceback belongs to the user.
-from jax._src.source_info_util import is_user_filename, user_frame
+# Transform: what a name stack holds for a transformation, beside the scopes of a user.
+from jax._src.source_info_util import Transform, is_user_filename, user_frame
 
 from .types import SourceInfo
 
@@ -39,6 +41,22 @@ def source_within(origin: SourceInfo | None, inner: SourceInfo) -> SourceInfo:
     if not inner.name_stack.stack:
         return origin
     return origin.replace(name_stack=origin.name_stack + inner.name_stack)
+
+
+def scope_of(source_info: SourceInfo) -> str:
+    """The names of the scopes around an equation, without those of transformations."""
+    stack = source_info.name_stack.stack
+    return "/".join(x.name for x in stack if not isinstance(x, Transform))
+
+
+def is_transposed(source_info: SourceInfo) -> bool:
+    """Whether an equation computes cotangents: JAX says so where it transposes a program.
+
+    What runs while JAX transposes, such as a user's backward rule, does so, too.
+    """
+    stacks = (source_info.name_stack.stack, source_info_util.current_name_stack().stack)
+    parts = itertools.chain(*stacks)
+    return any(isinstance(x, Transform) and x.name == "transpose" for x in parts)
 
 
 def current_location() -> tuple[str, int, str] | None:

@@ -12,18 +12,29 @@ from .. import _compat
 
 
 class Notice(NamedTuple):
-    """A warning that is to come: its class and arguments, and the user's line for it."""
+    """A warning that is to come: its class and arguments, and the user's line for it.
+
+    ``scope`` is the scope of names that holds the equation, such as the layer of a model of Flax.
+    ``is_forward`` tells that it does not hold for the equations of cotangents.
+    """
 
     category: type[Warning]
     args: tuple[str, ...]
     file: str = ""
     line: int = 0
+    scope: str = ""
+    is_forward: bool = False
 
-    def at(self, where: tuple[str, int, str] | None) -> Notice:
-        """The notice with this line, unless it has one already."""
+    def at(self, where: tuple[str, int, str] | None, scope: str = "") -> Notice:
+        """The notice with this line, unless it has one already, and within a scope."""
+        whole = "/".join(filter(None, (scope, self.scope)))
         if self.file or where is None:
-            return self
-        return self._replace(file=where[0], line=where[1])
+            return self._replace(scope=whole)
+        return self._replace(file=where[0], line=where[1], scope=whole)
+
+    def nowhere(self) -> Notice:
+        """The notice without a line, for that of a rule's own code."""
+        return self._replace(file="", line=0)
 
 
 class _Collected(threading.local):
@@ -56,8 +67,69 @@ def warn(notices: Iterable[Notice]) -> None:
     if _collected.stack:
         _collected.stack[-1].extend(notices)
         return
-    for notice in notices:
-        category, args, file, line = notice.at(_compat.current_location())
-        file = file or "<unknown>"
+    for notice in _one_a_line(notices):
+        here = notice.at(_compat.current_location())
+        file, warning = here.file or "<unknown>", here.category(*here.args)
         shown = _shown.setdefault(file, {})
-        warnings.warn_explicit(category(*args), category, file, line, registry=shown)
+        warnings.warn_explicit(warning, here.category, file, here.line, registry=shown)
+
+
+_MOST_SCOPES = 4
+
+
+def _one_a_line(notices: Iterable[Notice]) -> Iterator[Notice]:
+    """The notices, with one for all scopes of a line, such as those of a model's layers."""
+    scopes: dict[Notice, list[str]] = {}
+    for notice in notices:
+        scopes.setdefault(notice._replace(scope=""), []).append(notice.scope)
+    for notice, found in scopes.items():
+        named = sorted({*found} - {""})
+        if named:
+            more = len(named) - _MOST_SCOPES
+            text = ", ".join(named[:_MOST_SCOPES]) + (
+                f" and {more} more" if more > 0 else ""
+            )
+            message, *about = notice.args
+            notice = notice._replace(args=(f"{message} In {text}.", *about))
+        yield notice
+
+
+def warn_from_rule(
+    message: str, category: type[Warning] = UserWarning, *, is_forward: bool = False
+) -> None:
+    """Warn, from within a rule, the user at whose line the rule is applied.
+
+    A rule is traced once for each structure of operands, so that ``warnings.warn`` in it would
+    come once, with a line of the rule. This comes for each line of the program to which the
+    rule is applied, when that is rewritten, and is shown as often as Python shows a warning
+    of one line.
+
+    Parameters
+    ----------
+    message
+        What the user is told.
+    category
+        The class of the warning, which can be made from the message alone.
+    is_forward
+        Whether it says nothing of the equations of cotangents in the rewritten program of
+        a gradient. These are on the same lines.
+
+    Examples
+    --------
+    >>> import warnings, jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.extend import warn_from_rule
+    >>> class Scaled(jaxrewrite.ArrayValue):
+    ...     x: jax.Array
+    ...     def materialise(self):
+    ...         return 2 * self.x
+    >>> @jaxrewrite.register("cumsum")
+    ... def _(v: Scaled, **params):
+    ...     warn_from_rule("cumsum of Scaled is slow")
+    ...     return Scaled(jax.lax.cumsum(v.x, **params))
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     v = jaxrewrite.transform(jnp.cumsum)(Scaled(jnp.ones(3)))
+    >>> [str(w.message) for w in caught]
+    ['cumsum of Scaled is slow']
+    """
+    warn([Notice(category, (message,), is_forward=is_forward)])

@@ -109,6 +109,11 @@ class Site(NamedTuple):
         """
         return _compat.source_location(self.origin or self.eqn.source_info)
 
+    @property
+    def scope(self) -> str:
+        """The scope of names, by `jax.named_scope`: in Flax that of a layer."""
+        return _compat.scope_of(self.source_info)
+
     def giving(self, outvars: Sequence[Var]) -> Site:
         """This site with other result variables, for another computation on its behalf."""
         return self._replace(outvars=outvars)
@@ -158,12 +163,18 @@ class Site(NamedTuple):
     def take_over(self, rewritten: Rewritten) -> list[Var]:
         """Take over the constants and warnings of a new equation's body; return constants."""
         self.builder.changed = True
-        self.builder.notice(notice.at(self.line) for notice in rewritten.warnings)
+        self.builder.notice(self.passed_on(rewritten.warnings))
         return [self.builder.const(value) for value in rewritten.consts]
 
     def notice(self, category: type[Warning], *args: str) -> None:
         """Warn when the program is finished, with the user's line of this equation."""
-        self.builder.notice([Notice(category, args).at(self.line)])
+        self.builder.notice([Notice(category, args).at(self.line, self.scope)])
+
+    def passed_on(self, notices: Iterable[Notice]) -> list[Notice]:
+        """The notices from within this equation that hold for it, with its line."""
+        is_backward = _compat.is_transposed(self.source_info)
+        line, scope = self.line, self.scope
+        return [n.at(line, scope) for n in notices if not (n.is_forward and is_backward)]
 
     # --- equations of rules and other functions ---------------------------------
 
@@ -199,8 +210,8 @@ class Site(NamedTuple):
         builder.changed = True
         if builder.recorder is not None:
             builder.recorder.extend(result.inner)
-        for notice in traced.notices:
-            self.notice(notice.category, *notice.args)
+        here = (notice.nowhere() for notice in traced.notices)
+        builder.notice(self.passed_on(here))
         targets = {
             var: self.outvars[i]
             for var, i in traced.dense_results

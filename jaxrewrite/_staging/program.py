@@ -151,7 +151,7 @@ def run_on_values(
 ) -> list[Any]:
     """Rewrite a jaxpr without constants for values, on behalf of ``site``, and run it."""
     rewritten = rewrite_jaxpr(site, jaxpr, operands, leaving=leaving, settings=settings)
-    warn(notice.at(site.line) for notice in rewritten.warnings)
+    warn(site.passed_on(rewritten.warnings))
     results = Program(rewritten.jaxpr, rewritten.consts)(tree_leaves(list(operands)))
     return tree_unflatten(rewritten.out_tree, results)
 

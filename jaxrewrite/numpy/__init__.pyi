@@ -124,6 +124,7 @@ from .._core.value import Value as _Value
 from . import fft as fft, linalg as linalg
 
 _Array: TypeAlias = jax.Array | _Value
+_Result: TypeAlias = jax.Array | Any  # An array, or a value, as the rules say.
 ArrayLike: TypeAlias = jax.typing.ArrayLike | _Value
 DTypeLike: TypeAlias = jax.typing.DTypeLike
 _Axis: TypeAlias = int | str | Sequence[int | str] | None
@@ -138,7 +139,7 @@ class BinaryUfunc(Protocol):
     def nargs(self) -> int: ...
     @property
     def identity(self) -> builtins.bool | int | float: ...
-    def __call__(self, x: ArrayLike, y: ArrayLike, /) -> Any: ...
+    def __call__(self, x: ArrayLike, y: ArrayLike, /) -> _Result: ...
     def reduce(
         self,
         a: ArrayLike,
@@ -150,7 +151,7 @@ class BinaryUfunc(Protocol):
         keepdims: builtins.bool = ...,
         initial: ArrayLike | None = ...,
         where: ArrayLike | None = ...,
-    ) -> Any: ...
+    ) -> _Result: ...
     def accumulate(
         self,
         a: ArrayLike,
@@ -159,7 +160,7 @@ class BinaryUfunc(Protocol):
         axis: int | str = ...,
         dtype: DTypeLike | None = ...,
         out: None = ...,
-    ) -> Any: ...
+    ) -> _Result: ...
     def at(
         self,
         a: ArrayLike,
@@ -168,7 +169,7 @@ class BinaryUfunc(Protocol):
         /,
         *,
         inplace: builtins.bool = ...,
-    ) -> Any: ...
+    ) -> _Result: ...
     def reduceat(
         self,
         a: ArrayLike,
@@ -177,28 +178,28 @@ class BinaryUfunc(Protocol):
         axis: int | str = ...,
         dtype: DTypeLike | None = ...,
         out: None = ...,
-    ) -> Any: ...
-    def outer(self, a: ArrayLike, b: ArrayLike, /) -> Any: ...
+    ) -> _Result: ...
+    def outer(self, a: ArrayLike, b: ArrayLike, /) -> _Result: ...
 
-def abs(x: ArrayLike, /) -> Any:
+def abs(x: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.absolute`.
 
     `transform` of `jax.numpy.abs`.
     """
 
-def absolute(x: ArrayLike, /) -> Any:
+def absolute(x: ArrayLike, /) -> _Result:
     """Calculate the absolute value element-wise.
 
     `transform` of `jax.numpy.absolute`.
     """
 
-def acos(x: ArrayLike, /) -> Any:
+def acos(x: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.arccos`
 
     `transform` of `jax.numpy.acos`.
     """
 
-def acosh(x: ArrayLike, /) -> Any:
+def acosh(x: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.arccosh`
 
     `transform` of `jax.numpy.acosh`.
@@ -217,7 +218,7 @@ def amax(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Alias of :func:`jax.numpy.max`.
 
     `transform` of `jax.numpy.amax`.
@@ -230,7 +231,7 @@ def amin(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Alias of :func:`jax.numpy.min`.
 
     `transform` of `jax.numpy.amin`.
@@ -243,7 +244,7 @@ def all(
     keepdims: builtins.bool = ...,
     *,
     where: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Test whether all array elements along a given axis evaluate to True.
 
     `transform` of `jax.numpy.all`.
@@ -255,13 +256,13 @@ def allclose(
     rtol: ArrayLike = ...,
     atol: ArrayLike = ...,
     equal_nan: builtins.bool = ...,
-) -> Any:
+) -> _Result:
     """Check if two arrays are element-wise approximately equal within a tolerance.
 
     `transform` of `jax.numpy.allclose`.
     """
 
-def angle(z: ArrayLike, deg: builtins.bool = ...) -> Any:
+def angle(z: ArrayLike, deg: builtins.bool = ...) -> _Result:
     """Return the angle of a complex valued number or array.
 
     `transform` of `jax.numpy.angle`.
@@ -274,13 +275,13 @@ def any(
     keepdims: builtins.bool = ...,
     *,
     where: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Test whether any of the array elements along a given axis evaluate to True.
 
     `transform` of `jax.numpy.any`.
     """
 
-def append(arr: ArrayLike, values: ArrayLike, axis: int | str | None = ...) -> Any:
+def append(arr: ArrayLike, values: ArrayLike, axis: int | str | None = ...) -> _Result:
     """Return a new array with values appended to the end of the original array.
 
     `transform` of `jax.numpy.append`.
@@ -288,7 +289,7 @@ def append(arr: ArrayLike, values: ArrayLike, axis: int | str | None = ...) -> A
 
 def apply_along_axis(
     func1d: Callable[..., Any], axis: int | str, arr: ArrayLike, *args: Any, **kwargs: Any
-) -> Any:
+) -> _Result:
     """Apply a function to 1D array slices along an axis.
 
     `transform` of `jax.numpy.apply_along_axis`.
@@ -296,7 +297,7 @@ def apply_along_axis(
 
 def apply_over_axes(
     func: Callable[..., Any], a: ArrayLike, axes: Sequence[int | str]
-) -> Any:
+) -> _Result:
     """Apply a function repeatedly over specified axes.
 
     `transform` of `jax.numpy.apply_over_axes`.
@@ -310,49 +311,49 @@ def arange(
     *,
     device: _Device | _Sharding | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any:
+) -> _Result:
     """Create an array of evenly-spaced values.
 
     `transform` of `jax.numpy.arange`.
     """
 
-def arccos(x: ArrayLike, /) -> Any:
+def arccos(x: ArrayLike, /) -> _Result:
     """Compute element-wise inverse of trigonometric cosine of input.
 
     `transform` of `jax.numpy.arccos`.
     """
 
-def arccosh(x: ArrayLike, /) -> Any:
+def arccosh(x: ArrayLike, /) -> _Result:
     """Calculate element-wise inverse of hyperbolic cosine of input.
 
     `transform` of `jax.numpy.arccosh`.
     """
 
-def arcsin(x: ArrayLike, /) -> Any:
+def arcsin(x: ArrayLike, /) -> _Result:
     """Compute element-wise inverse of trigonometric sine of input.
 
     `transform` of `jax.numpy.arcsin`.
     """
 
-def arcsinh(x: ArrayLike, /) -> Any:
+def arcsinh(x: ArrayLike, /) -> _Result:
     """Calculate element-wise inverse of hyperbolic sine of input.
 
     `transform` of `jax.numpy.arcsinh`.
     """
 
-def arctan(x: ArrayLike, /) -> Any:
+def arctan(x: ArrayLike, /) -> _Result:
     """Compute element-wise inverse of trigonometric tangent of input.
 
     `transform` of `jax.numpy.arctan`.
     """
 
-def arctan2(x: ArrayLike, y: ArrayLike, /) -> Any:
+def arctan2(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Compute the arctangent of x1/x2, choosing the correct quadrant.
 
     `transform` of `jax.numpy.arctan2`.
     """
 
-def arctanh(x: ArrayLike, /) -> Any:
+def arctanh(x: ArrayLike, /) -> _Result:
     """Calculate element-wise inverse of hyperbolic tangent of input.
 
     `transform` of `jax.numpy.arctanh`.
@@ -363,7 +364,7 @@ def argmax(
     axis: int | str | None = ...,
     out: None = ...,
     keepdims: builtins.bool | None = ...,
-) -> Any:
+) -> _Result:
     """Return the index of the maximum value of an array.
 
     `transform` of `jax.numpy.argmax`.
@@ -374,13 +375,13 @@ def argmin(
     axis: int | str | None = ...,
     out: None = ...,
     keepdims: builtins.bool | None = ...,
-) -> Any:
+) -> _Result:
     """Return the index of the minimum value of an array.
 
     `transform` of `jax.numpy.argmin`.
     """
 
-def argpartition(a: ArrayLike, kth: int, axis: int | str = ...) -> Any:
+def argpartition(a: ArrayLike, kth: int, axis: int | str = ...) -> _Result:
     """Returns indices that partially sort an array.
 
     `transform` of `jax.numpy.argpartition`.
@@ -395,7 +396,7 @@ def argsort(
     kind: str | None = ...,
     order: None = ...,
     dtype: DTypeLike | None = ...,
-) -> Any:
+) -> _Result:
     """Return indices that sort an array.
 
     `transform` of `jax.numpy.argsort`.
@@ -403,13 +404,13 @@ def argsort(
 
 def argwhere(
     a: ArrayLike, *, size: int | None = ..., fill_value: ArrayLike | None = ...
-) -> Any:
+) -> _Result:
     """Find the indices of nonzero array elements
 
     `transform` of `jax.numpy.argwhere`.
     """
 
-def around(a: ArrayLike, decimals: int = ..., out: None = ...) -> Any:
+def around(a: ArrayLike, decimals: int = ..., out: None = ...) -> _Result:
     """Alias of :func:`jax.numpy.round`
 
     `transform` of `jax.numpy.around`.
@@ -424,19 +425,19 @@ def array(
     *,
     device: _Device | _Sharding | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any:
+) -> _Result:
     """Convert an object to a JAX array.
 
     `transform` of `jax.numpy.array`.
     """
 
-def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: builtins.bool = ...) -> Any:
+def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: builtins.bool = ...) -> _Result:
     """Check if two arrays are element-wise equal.
 
     `transform` of `jax.numpy.array_equal`.
     """
 
-def array_equiv(a1: ArrayLike, a2: ArrayLike) -> Any:
+def array_equiv(a1: ArrayLike, a2: ArrayLike) -> _Result:
     """Check if two arrays are element-wise equal.
 
     `transform` of `jax.numpy.array_equiv`.
@@ -446,7 +447,7 @@ def array_split(
     ary: ArrayLike,
     indices_or_sections: int | Sequence[int] | ArrayLike,
     axis: int | str = ...,
-) -> list[Any]:
+) -> list[_Result]:
     """Split an array into sub-arrays.
 
     `transform` of `jax.numpy.array_split`.
@@ -460,19 +461,19 @@ def asarray(
     copy: builtins.bool | None = ...,
     device: _Device | _Sharding | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any:
+) -> _Result:
     """Convert an object to a JAX array.
 
     `transform` of `jax.numpy.asarray`.
     """
 
-def asin(x: ArrayLike, /) -> Any:
+def asin(x: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.arcsin`
 
     `transform` of `jax.numpy.asin`.
     """
 
-def asinh(x: ArrayLike, /) -> Any:
+def asinh(x: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.arcsinh`
 
     `transform` of `jax.numpy.asinh`.
@@ -485,63 +486,63 @@ def astype(
     *,
     copy: builtins.bool = ...,
     device: _Device | _Sharding | None = ...,
-) -> Any:
+) -> _Result:
     """Convert an array to a specified dtype.
 
     `transform` of `jax.numpy.astype`.
     """
 
-def atan(x: ArrayLike, /) -> Any:
+def atan(x: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.arctan`
 
     `transform` of `jax.numpy.atan`.
     """
 
-def atan2(x: ArrayLike, y: ArrayLike, /) -> Any:
+def atan2(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.arctan2`
 
     `transform` of `jax.numpy.atan2`.
     """
 
-def atanh(x: ArrayLike, /) -> Any:
+def atanh(x: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.arctanh`
 
     `transform` of `jax.numpy.atanh`.
     """
 
 @overload
-def atleast_1d() -> list[Any]:
+def atleast_1d() -> list[_Result]:
     """Convert inputs to arrays with at least 1 dimension.
 
     `transform` of `jax.numpy.atleast_1d`.
     """
 
 @overload
-def atleast_1d(x: ArrayLike, /) -> Any: ...
+def atleast_1d(x: ArrayLike, /) -> _Result: ...
 @overload
-def atleast_1d(x: ArrayLike, y: ArrayLike, /, *arys: ArrayLike) -> list[Any]: ...
+def atleast_1d(x: ArrayLike, y: ArrayLike, /, *arys: ArrayLike) -> list[_Result]: ...
 @overload
-def atleast_2d() -> list[Any]:
+def atleast_2d() -> list[_Result]:
     """Convert inputs to arrays with at least 2 dimensions.
 
     `transform` of `jax.numpy.atleast_2d`.
     """
 
 @overload
-def atleast_2d(x: ArrayLike, /) -> Any: ...
+def atleast_2d(x: ArrayLike, /) -> _Result: ...
 @overload
-def atleast_2d(x: ArrayLike, y: ArrayLike, /, *arys: ArrayLike) -> list[Any]: ...
+def atleast_2d(x: ArrayLike, y: ArrayLike, /, *arys: ArrayLike) -> list[_Result]: ...
 @overload
-def atleast_3d() -> list[Any]:
+def atleast_3d() -> list[_Result]:
     """Convert inputs to arrays with at least 3 dimensions.
 
     `transform` of `jax.numpy.atleast_3d`.
     """
 
 @overload
-def atleast_3d(x: ArrayLike, /) -> Any: ...
+def atleast_3d(x: ArrayLike, /) -> _Result: ...
 @overload
-def atleast_3d(x: ArrayLike, y: ArrayLike, /, *arys: ArrayLike) -> list[Any]: ...
+def atleast_3d(x: ArrayLike, y: ArrayLike, /, *arys: ArrayLike) -> list[_Result]: ...
 @overload
 def average(
     a: ArrayLike,
@@ -549,7 +550,7 @@ def average(
     weights: ArrayLike | None = ...,
     returned: Literal[False] = ...,
     keepdims: builtins.bool = ...,
-) -> Any:
+) -> _Result:
     """Compute the weighed average.
 
     `transform` of `jax.numpy.average`.
@@ -563,7 +564,7 @@ def average(
     *,
     returned: Literal[True],
     keepdims: builtins.bool = ...,
-) -> tuple[Any, Any]: ...
+) -> tuple[_Result, _Result]: ...
 @overload
 def average(
     a: ArrayLike,
@@ -571,7 +572,7 @@ def average(
     weights: ArrayLike | None = ...,
     returned: builtins.bool = ...,
     keepdims: builtins.bool = ...,
-) -> Any | tuple[Any, Any]: ...
+) -> _Result | tuple[_Result, _Result]: ...
 def bincount(
     x: ArrayLike,
     weights: ArrayLike | None = ...,
@@ -579,7 +580,7 @@ def bincount(
     *,
     length: int | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any:
+) -> _Result:
     """Count the number of occurrences of each value in an integer array.
 
     `transform` of `jax.numpy.bincount`.
@@ -591,26 +592,26 @@ bitwise_and: BinaryUfunc
 `transform` of `jax.numpy.bitwise_and`.
 """
 
-def bitwise_count(x: ArrayLike, /) -> Any:
+def bitwise_count(x: ArrayLike, /) -> _Result:
     """Counts the number of 1 bits in the binary representation of the absolute value of
     each element of ``x``.
 
     `transform` of `jax.numpy.bitwise_count`.
     """
 
-def bitwise_invert(x: ArrayLike, /) -> Any:
+def bitwise_invert(x: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.invert`.
 
     `transform` of `jax.numpy.bitwise_invert`.
     """
 
-def bitwise_left_shift(x: ArrayLike, y: ArrayLike, /) -> Any:
+def bitwise_left_shift(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.left_shift`.
 
     `transform` of `jax.numpy.bitwise_left_shift`.
     """
 
-def bitwise_not(x: ArrayLike, /) -> Any:
+def bitwise_not(x: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.invert`.
 
     `transform` of `jax.numpy.bitwise_not`.
@@ -622,7 +623,7 @@ bitwise_or: BinaryUfunc
 `transform` of `jax.numpy.bitwise_or`.
 """
 
-def bitwise_right_shift(x: ArrayLike, y: ArrayLike, /) -> Any:
+def bitwise_right_shift(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.right_shift`.
 
     `transform` of `jax.numpy.bitwise_right_shift`.
@@ -634,13 +635,15 @@ bitwise_xor: BinaryUfunc
 `transform` of `jax.numpy.bitwise_xor`.
 """
 
-def block(arrays: ArrayLike | Sequence[ArrayLike] | Sequence[Sequence[ArrayLike]]) -> Any:
+def block(
+    arrays: ArrayLike | Sequence[ArrayLike] | Sequence[Sequence[ArrayLike]],
+) -> _Result:
     """Create an array from a list of blocks.
 
     `transform` of `jax.numpy.block`.
     """
 
-def broadcast_arrays(*args: ArrayLike) -> list[Any]:
+def broadcast_arrays(*args: ArrayLike) -> list[_Result]:
     """Broadcast arrays to a common shape.
 
     `transform` of `jax.numpy.broadcast_arrays`.
@@ -648,19 +651,19 @@ def broadcast_arrays(*args: ArrayLike) -> list[Any]:
 
 def broadcast_to(
     array: ArrayLike, shape: Any, *, out_sharding: NamedSharding | P | None = ...
-) -> Any:
+) -> _Result:
     """Broadcast an array to a specified shape.
 
     `transform` of `jax.numpy.broadcast_to`.
     """
 
-def cbrt(x: ArrayLike, /) -> Any:
+def cbrt(x: ArrayLike, /) -> _Result:
     """Calculates element-wise cube root of the input array.
 
     `transform` of `jax.numpy.cbrt`.
     """
 
-def ceil(x: ArrayLike, /) -> Any:
+def ceil(x: ArrayLike, /) -> _Result:
     """Round input to the nearest integer upwards.
 
     `transform` of `jax.numpy.ceil`.
@@ -671,7 +674,7 @@ def choose(
     choices: _Array | _np.ndarray[Any, Any] | Sequence[ArrayLike],
     out: None = ...,
     mode: str = ...,
-) -> Any:
+) -> _Result:
     """Construct an array by stacking slices of choice arrays.
 
     `transform` of `jax.numpy.choose`.
@@ -686,13 +689,13 @@ def clip(
     a: ArrayLike | Any | None = ...,
     a_min: ArrayLike | Any | None = ...,
     a_max: ArrayLike | Any | None = ...,
-) -> Any:
+) -> _Result:
     """Clip array values to a specified range.
 
     `transform` of `jax.numpy.clip`.
     """
 
-def column_stack(tup: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike]) -> Any:
+def column_stack(tup: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike]) -> _Result:
     """Stack arrays column-wise.
 
     `transform` of `jax.numpy.column_stack`.
@@ -706,13 +709,13 @@ def compress(
     size: int | None = ...,
     fill_value: ArrayLike = ...,
     out: None = ...,
-) -> Any:
+) -> _Result:
     """Compress an array along a given axis using a boolean condition.
 
     `transform` of `jax.numpy.compress`.
     """
 
-def concat(arrays: Sequence[ArrayLike], /, *, axis: int | str | None = ...) -> Any:
+def concat(arrays: Sequence[ArrayLike], /, *, axis: int | str | None = ...) -> _Result:
     """Join arrays along an existing axis.
 
     `transform` of `jax.numpy.concat`.
@@ -722,19 +725,19 @@ def concatenate(
     arrays: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike],
     axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
-) -> Any:
+) -> _Result:
     """Join arrays along an existing axis.
 
     `transform` of `jax.numpy.concatenate`.
     """
 
-def conjugate(x: ArrayLike, /) -> Any:
+def conjugate(x: ArrayLike, /) -> _Result:
     """Return element-wise complex-conjugate of the input.
 
     `transform` of `jax.numpy.conjugate`.
     """
 
-def conj(x: ArrayLike, /) -> Any:
+def conj(x: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.conjugate`
 
     `transform` of `jax.numpy.conj`.
@@ -747,19 +750,19 @@ def convolve(
     *,
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
-) -> Any:
+) -> _Result:
     """Convolution of two one dimensional arrays.
 
     `transform` of `jax.numpy.convolve`.
     """
 
-def copy(a: ArrayLike, order: str | None = ...) -> Any:
+def copy(a: ArrayLike, order: str | None = ...) -> _Result:
     """Return a copy of the array.
 
     `transform` of `jax.numpy.copy`.
     """
 
-def copysign(x: ArrayLike, y: ArrayLike, /) -> Any:
+def copysign(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Copies the sign of each element in ``x2`` to the corresponding element in ``x1``.
 
     `transform` of `jax.numpy.copysign`.
@@ -770,7 +773,7 @@ def corrcoef(
     y: ArrayLike | None = ...,
     rowvar: builtins.bool = ...,
     dtype: DTypeLike | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the Pearson correlation coefficients.
 
     `transform` of `jax.numpy.corrcoef`.
@@ -783,25 +786,27 @@ def correlate(
     *,
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
-) -> Any:
+) -> _Result:
     """Correlation of two one dimensional arrays.
 
     `transform` of `jax.numpy.correlate`.
     """
 
-def cos(x: ArrayLike, /) -> Any:
+def cos(x: ArrayLike, /) -> _Result:
     """Compute a trigonometric cosine of each element of input.
 
     `transform` of `jax.numpy.cos`.
     """
 
-def cosh(x: ArrayLike, /) -> Any:
+def cosh(x: ArrayLike, /) -> _Result:
     """Calculate element-wise hyperbolic cosine of input.
 
     `transform` of `jax.numpy.cosh`.
     """
 
-def count_nonzero(a: ArrayLike, axis: _Axis = ..., keepdims: builtins.bool = ...) -> Any:
+def count_nonzero(
+    a: ArrayLike, axis: _Axis = ..., keepdims: builtins.bool = ...
+) -> _Result:
     """Return the number of nonzero elements along a given axis.
 
     `transform` of `jax.numpy.count_nonzero`.
@@ -816,7 +821,7 @@ def cov(
     fweights: ArrayLike | None = ...,
     aweights: ArrayLike | None = ...,
     dtype: DTypeLike | None = ...,
-) -> Any:
+) -> _Result:
     """Estimate the weighted sample covariance.
 
     `transform` of `jax.numpy.cov`.
@@ -829,7 +834,7 @@ def cross(
     axisb: int = ...,
     axisc: int = ...,
     axis: int | str | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the (batched) cross product of two arrays.
 
     `transform` of `jax.numpy.cross`.
@@ -840,7 +845,7 @@ def cumprod(
     axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
     out: None = ...,
-) -> Any:
+) -> _Result:
     """Cumulative product of elements along an axis.
 
     `transform` of `jax.numpy.cumprod`.
@@ -851,7 +856,7 @@ def cumsum(
     axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
     out: None = ...,
-) -> Any:
+) -> _Result:
     """Cumulative sum of elements along an axis.
 
     `transform` of `jax.numpy.cumsum`.
@@ -864,7 +869,7 @@ def cumulative_prod(
     axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
     include_initial: builtins.bool = ...,
-) -> Any:
+) -> _Result:
     """Cumulative product along the axis of an array.
 
     `transform` of `jax.numpy.cumulative_prod`.
@@ -877,19 +882,19 @@ def cumulative_sum(
     axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
     include_initial: builtins.bool = ...,
-) -> Any:
+) -> _Result:
     """Cumulative sum along the axis of an array.
 
     `transform` of `jax.numpy.cumulative_sum`.
     """
 
-def deg2rad(x: ArrayLike, /) -> Any:
+def deg2rad(x: ArrayLike, /) -> _Result:
     """Convert angles from degrees to radians.
 
     `transform` of `jax.numpy.deg2rad`.
     """
 
-def degrees(x: ArrayLike, /) -> Any:
+def degrees(x: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.rad2deg`
 
     `transform` of `jax.numpy.degrees`.
@@ -901,25 +906,25 @@ def delete(
     axis: int | str | None = ...,
     *,
     assume_unique_indices: builtins.bool = ...,
-) -> Any:
+) -> _Result:
     """Delete entry or entries from an array.
 
     `transform` of `jax.numpy.delete`.
     """
 
-def diag(v: ArrayLike, k: int = ...) -> Any:
+def diag(v: ArrayLike, k: int = ...) -> _Result:
     """Returns the specified diagonal or constructs a diagonal array.
 
     `transform` of `jax.numpy.diag`.
     """
 
-def diag_indices_from(arr: ArrayLike) -> tuple[Any, ...]:
+def diag_indices_from(arr: ArrayLike) -> tuple[_Result, ...]:
     """Return indices for accessing the main diagonal of a given array.
 
     `transform` of `jax.numpy.diag_indices_from`.
     """
 
-def diagflat(v: ArrayLike, k: int = ...) -> Any:
+def diagflat(v: ArrayLike, k: int = ...) -> _Result:
     """Return a 2-D array with the flattened input array laid out on the diagonal.
 
     `transform` of `jax.numpy.diagflat`.
@@ -939,7 +944,7 @@ def diff(
     axis: int | str = ...,
     prepend: ArrayLike | None = ...,
     append: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Calculate n-th order difference between array elements along a given axis.
 
     `transform` of `jax.numpy.diff`.
@@ -947,19 +952,19 @@ def diff(
 
 def digitize(
     x: ArrayLike, bins: ArrayLike, right: builtins.bool = ..., *, method: str | None = ...
-) -> Any:
+) -> _Result:
     """Convert an array to bin indices.
 
     `transform` of `jax.numpy.digitize`.
     """
 
-def divide(x: ArrayLike, y: ArrayLike, /) -> Any:
+def divide(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.true_divide`.
 
     `transform` of `jax.numpy.divide`.
     """
 
-def divmod(x: ArrayLike, y: ArrayLike, /) -> tuple[Any, Any]:
+def divmod(x: ArrayLike, y: ArrayLike, /) -> tuple[_Result, _Result]:
     """Calculates the integer quotient and remainder of x1 by x2 element-wise
 
     `transform` of `jax.numpy.divmod`.
@@ -972,13 +977,13 @@ def dot(
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the dot product of two arrays.
 
     `transform` of `jax.numpy.dot`.
     """
 
-def dsplit(ary: ArrayLike, indices_or_sections: int | ArrayLike) -> list[Any]:
+def dsplit(ary: ArrayLike, indices_or_sections: int | ArrayLike) -> list[_Result]:
     """Split an array into sub-arrays depth-wise.
 
     `transform` of `jax.numpy.dsplit`.
@@ -986,7 +991,7 @@ def dsplit(ary: ArrayLike, indices_or_sections: int | ArrayLike) -> list[Any]:
 
 def dstack(
     tup: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike], dtype: DTypeLike | None = ...
-) -> Any:
+) -> _Result:
     """Stack arrays depth-wise.
 
     `transform` of `jax.numpy.dstack`.
@@ -994,7 +999,7 @@ def dstack(
 
 def ediff1d(
     ary: ArrayLike, to_end: ArrayLike | None = ..., to_begin: ArrayLike | None = ...
-) -> Any:
+) -> _Result:
     """Compute the differences of the elements of the flattened array.
 
     `transform` of `jax.numpy.ediff1d`.
@@ -1011,7 +1016,7 @@ def einsum(
     preferred_element_type: DTypeLike | None = ...,
     _dot_general: Callable[..., _Array] = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any:
+) -> _Result:
     """Einstein summation
 
     `transform` of `jax.numpy.einsum`.
@@ -1029,7 +1034,7 @@ def einsum(
     preferred_element_type: DTypeLike | None = ...,
     _dot_general: Callable[..., _Array] = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
+) -> _Result: ...
 @overload
 def einsum(
     subscripts: Any,
@@ -1041,7 +1046,7 @@ def einsum(
     preferred_element_type: DTypeLike | None = ...,
     _dot_general: Callable[..., _Array] = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any: ...
+) -> _Result: ...
 @overload
 def einsum_path(
     subscripts: str,
@@ -1075,37 +1080,37 @@ def empty_like(
     shape: Any = ...,
     *,
     device: _Device | _Sharding | None = ...,
-) -> Any:
+) -> _Result:
     """Create an empty array with the same shape and dtype as an array.
 
     `transform` of `jax.numpy.empty_like`.
     """
 
-def equal(x: ArrayLike, y: ArrayLike, /) -> Any:
+def equal(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Returns element-wise truth value of ``x == y``.
 
     `transform` of `jax.numpy.equal`.
     """
 
-def exp(x: ArrayLike, /) -> Any:
+def exp(x: ArrayLike, /) -> _Result:
     """Calculate element-wise exponential of the input.
 
     `transform` of `jax.numpy.exp`.
     """
 
-def exp2(x: ArrayLike, /) -> Any:
+def exp2(x: ArrayLike, /) -> _Result:
     """Calculate element-wise base-2 exponential of input.
 
     `transform` of `jax.numpy.exp2`.
     """
 
-def expand_dims(a: ArrayLike, axis: int | str | Sequence[int | str]) -> Any:
+def expand_dims(a: ArrayLike, axis: int | str | Sequence[int | str]) -> _Result:
     """Insert dimensions of length 1 into array
 
     `transform` of `jax.numpy.expand_dims`.
     """
 
-def expm1(x: ArrayLike, /) -> Any:
+def expm1(x: ArrayLike, /) -> _Result:
     """Calculate ``exp(x)-1`` of each element of the input.
 
     `transform` of `jax.numpy.expm1`.
@@ -1117,7 +1122,7 @@ def extract(
     *,
     size: int | None = ...,
     fill_value: ArrayLike = ...,
-) -> Any:
+) -> _Result:
     """Return the elements of an array that satisfy a condition.
 
     `transform` of `jax.numpy.extract`.
@@ -1130,13 +1135,13 @@ def eye(
     dtype: DTypeLike | None = ...,
     *,
     device: _Device | _Sharding | None = ...,
-) -> Any:
+) -> _Result:
     """Create a square or rectangular identity matrix
 
     `transform` of `jax.numpy.eye`.
     """
 
-def fabs(x: ArrayLike, /) -> Any:
+def fabs(x: ArrayLike, /) -> _Result:
     """Compute the element-wise absolute values of the real-valued input.
 
     `transform` of `jax.numpy.fabs`.
@@ -1147,67 +1152,67 @@ def flatnonzero(
     *,
     size: int | None = ...,
     fill_value: None | ArrayLike | tuple[ArrayLike] = ...,
-) -> Any:
+) -> _Result:
     """Return indices of nonzero elements in a flattened array
 
     `transform` of `jax.numpy.flatnonzero`.
     """
 
-def flip(m: ArrayLike, axis: int | str | Sequence[int | str] | None = ...) -> Any:
+def flip(m: ArrayLike, axis: int | str | Sequence[int | str] | None = ...) -> _Result:
     """Reverse the order of elements of an array along the given axis.
 
     `transform` of `jax.numpy.flip`.
     """
 
-def fliplr(m: ArrayLike) -> Any:
+def fliplr(m: ArrayLike) -> _Result:
     """Reverse the order of elements of an array along axis 1.
 
     `transform` of `jax.numpy.fliplr`.
     """
 
-def flipud(m: ArrayLike) -> Any:
+def flipud(m: ArrayLike) -> _Result:
     """Reverse the order of elements of an array along axis 0.
 
     `transform` of `jax.numpy.flipud`.
     """
 
-def float_power(x: ArrayLike, y: ArrayLike, /) -> Any:
+def float_power(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Calculate element-wise base ``x`` exponential of ``y``.
 
     `transform` of `jax.numpy.float_power`.
     """
 
-def floor(x: ArrayLike, /) -> Any:
+def floor(x: ArrayLike, /) -> _Result:
     """Round input to the nearest integer downwards.
 
     `transform` of `jax.numpy.floor`.
     """
 
-def floor_divide(x: ArrayLike, y: ArrayLike, /) -> Any:
+def floor_divide(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Calculates the floor division of x1 by x2 element-wise
 
     `transform` of `jax.numpy.floor_divide`.
     """
 
-def fmax(x: ArrayLike, y: ArrayLike, /) -> Any:
+def fmax(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Return element-wise maximum of the input arrays.
 
     `transform` of `jax.numpy.fmax`.
     """
 
-def fmin(x: ArrayLike, y: ArrayLike, /) -> Any:
+def fmin(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Return element-wise minimum of the input arrays.
 
     `transform` of `jax.numpy.fmin`.
     """
 
-def fmod(x: ArrayLike, y: ArrayLike, /) -> Any:
+def fmod(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Calculate element-wise floating-point modulo operation.
 
     `transform` of `jax.numpy.fmod`.
     """
 
-def frexp(x: ArrayLike, /) -> tuple[Any, Any]:
+def frexp(x: ArrayLike, /) -> tuple[_Result, _Result]:
     """Split floating point values into mantissa and twos exponent.
 
     `transform` of `jax.numpy.frexp`.
@@ -1215,7 +1220,7 @@ def frexp(x: ArrayLike, /) -> tuple[Any, Any]:
 
 def fromfunction(
     function: Callable[..., _Array], shape: Any, *, dtype: DTypeLike = ..., **kwargs: Any
-) -> Any:
+) -> _Result:
     """Create an array from a function applied over indices.
 
     `transform` of `jax.numpy.fromfunction`.
@@ -1228,7 +1233,7 @@ def full(
     *,
     device: _Device | _Sharding | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any:
+) -> _Result:
     """Create an array full of a specified value.
 
     `transform` of `jax.numpy.full`.
@@ -1242,13 +1247,13 @@ def full_like(
     *,
     device: _Device | _Sharding | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any:
+) -> _Result:
     """Create an array full of a specified value with the same shape and dtype as an array.
 
     `transform` of `jax.numpy.full_like`.
     """
 
-def gcd(x1: ArrayLike, x2: ArrayLike) -> Any:
+def gcd(x1: ArrayLike, x2: ArrayLike) -> _Result:
     """Compute the greatest common divisor of two arrays.
 
     `transform` of `jax.numpy.gcd`.
@@ -1261,7 +1266,7 @@ def geomspace(
     endpoint: builtins.bool = ...,
     dtype: DTypeLike | None = ...,
     axis: int | str = ...,
-) -> Any:
+) -> _Result:
     """Generate geometrically-spaced values.
 
     `transform` of `jax.numpy.geomspace`.
@@ -1272,25 +1277,25 @@ def gradient(
     *varargs: ArrayLike,
     axis: int | str | Sequence[int | str] | None = ...,
     edge_order: int | None = ...,
-) -> Any | list[Any]:
+) -> _Result | list[_Result]:
     """Compute the numerical gradient of a sampled function.
 
     `transform` of `jax.numpy.gradient`.
     """
 
-def greater(x: ArrayLike, y: ArrayLike, /) -> Any:
+def greater(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Return element-wise truth value of ``x > y``.
 
     `transform` of `jax.numpy.greater`.
     """
 
-def greater_equal(x: ArrayLike, y: ArrayLike, /) -> Any:
+def greater_equal(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Return element-wise truth value of ``x >= y``.
 
     `transform` of `jax.numpy.greater_equal`.
     """
 
-def heaviside(x: ArrayLike, y: ArrayLike, /) -> Any:
+def heaviside(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Compute the heaviside step function.
 
     `transform` of `jax.numpy.heaviside`.
@@ -1302,7 +1307,7 @@ def histogram(
     range: Sequence[ArrayLike] | None = ...,
     weights: ArrayLike | None = ...,
     density: builtins.bool | None = ...,
-) -> tuple[Any, Any]:
+) -> tuple[_Result, _Result]:
     """Compute a 1-dimensional histogram.
 
     `transform` of `jax.numpy.histogram`.
@@ -1315,7 +1320,7 @@ def histogram2d(
     range: Sequence[None | _Array | Sequence[ArrayLike]] | None = ...,
     weights: ArrayLike | None = ...,
     density: builtins.bool | None = ...,
-) -> tuple[Any, Any, Any]:
+) -> tuple[_Result, _Result, _Result]:
     """Compute a 2-dimensional histogram.
 
     `transform` of `jax.numpy.histogram2d`.
@@ -1326,7 +1331,7 @@ def histogram_bin_edges(
     bins: ArrayLike = ...,
     range: None | _Array | Sequence[ArrayLike] = ...,
     weights: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the bin edges for a histogram.
 
     `transform` of `jax.numpy.histogram_bin_edges`.
@@ -1338,13 +1343,13 @@ def histogramdd(
     range: Sequence[None | _Array | Sequence[ArrayLike]] | None = ...,
     weights: ArrayLike | None = ...,
     density: builtins.bool | None = ...,
-) -> tuple[Any, list[Any]]:
+) -> tuple[_Result, list[_Result]]:
     """Compute an N-dimensional histogram.
 
     `transform` of `jax.numpy.histogramdd`.
     """
 
-def hsplit(ary: ArrayLike, indices_or_sections: int | ArrayLike) -> list[Any]:
+def hsplit(ary: ArrayLike, indices_or_sections: int | ArrayLike) -> list[_Result]:
     """Split an array into sub-arrays horizontally.
 
     `transform` of `jax.numpy.hsplit`.
@@ -1352,25 +1357,25 @@ def hsplit(ary: ArrayLike, indices_or_sections: int | ArrayLike) -> list[Any]:
 
 def hstack(
     tup: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike], dtype: DTypeLike | None = ...
-) -> Any:
+) -> _Result:
     """Horizontally stack arrays.
 
     `transform` of `jax.numpy.hstack`.
     """
 
-def hypot(x: ArrayLike, y: ArrayLike, /) -> Any:
+def hypot(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Return element-wise hypotenuse for the given legs of a right angle triangle.
 
     `transform` of `jax.numpy.hypot`.
     """
 
-def i0(x: ArrayLike) -> Any:
+def i0(x: ArrayLike) -> _Result:
     """Calculate modified Bessel function of first kind, zeroth order.
 
     `transform` of `jax.numpy.i0`.
     """
 
-def imag(x: ArrayLike, /) -> Any:
+def imag(x: ArrayLike, /) -> _Result:
     """Return element-wise imaginary of part of the complex argument.
 
     `transform` of `jax.numpy.imag`.
@@ -1382,7 +1387,7 @@ def inner(
     *,
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the inner product of two arrays.
 
     `transform` of `jax.numpy.inner`.
@@ -1390,7 +1395,7 @@ def inner(
 
 def insert(
     arr: ArrayLike, obj: ArrayLike | slice, values: ArrayLike, axis: int | str | None = ...
-) -> Any:
+) -> _Result:
     """Insert entries into an array at specified indices.
 
     `transform` of `jax.numpy.insert`.
@@ -1403,7 +1408,7 @@ def interp(
     left: ArrayLike | str | None = ...,
     right: ArrayLike | str | None = ...,
     period: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """One-dimensional linear interpolation.
 
     `transform` of `jax.numpy.interp`.
@@ -1417,13 +1422,13 @@ def intersect1d(
     *,
     size: int | None = ...,
     fill_value: ArrayLike | None = ...,
-) -> Any | tuple[Any, Any, Any]:
+) -> _Result | tuple[_Result, _Result, _Result]:
     """Compute the set intersection of two 1D arrays.
 
     `transform` of `jax.numpy.intersect1d`.
     """
 
-def invert(x: ArrayLike, /) -> Any:
+def invert(x: ArrayLike, /) -> _Result:
     """Compute the bitwise inversion of an input.
 
     `transform` of `jax.numpy.invert`.
@@ -1435,19 +1440,19 @@ def isclose(
     rtol: ArrayLike = ...,
     atol: ArrayLike = ...,
     equal_nan: builtins.bool = ...,
-) -> Any:
+) -> _Result:
     """Check if the elements of two arrays are approximately equal within a tolerance.
 
     `transform` of `jax.numpy.isclose`.
     """
 
-def iscomplex(x: ArrayLike) -> Any:
+def iscomplex(x: ArrayLike) -> _Result:
     """Return boolean array showing where the input is complex.
 
     `transform` of `jax.numpy.iscomplex`.
     """
 
-def isfinite(x: ArrayLike, /) -> Any:
+def isfinite(x: ArrayLike, /) -> _Result:
     """Return a boolean array indicating whether each element of input is finite.
 
     `transform` of `jax.numpy.isfinite`.
@@ -1460,85 +1465,85 @@ def isin(
     invert: builtins.bool = ...,
     *,
     method: str = ...,
-) -> Any:
+) -> _Result:
     """Determine whether elements in ``element`` appear in ``test_elements``.
 
     `transform` of `jax.numpy.isin`.
     """
 
-def isinf(x: ArrayLike, /) -> Any:
+def isinf(x: ArrayLike, /) -> _Result:
     """Return a boolean array indicating whether each element of input is infinite.
 
     `transform` of `jax.numpy.isinf`.
     """
 
-def isnan(x: ArrayLike, /) -> Any:
+def isnan(x: ArrayLike, /) -> _Result:
     """Returns a boolean array indicating whether each element of input is ``NaN``.
 
     `transform` of `jax.numpy.isnan`.
     """
 
-def isneginf(x: ArrayLike, /) -> Any:
+def isneginf(x: ArrayLike, /) -> _Result:
     """Return boolean array indicating whether each element of input is negative infinite.
 
     `transform` of `jax.numpy.isneginf`.
     """
 
-def isposinf(x: ArrayLike, /) -> Any:
+def isposinf(x: ArrayLike, /) -> _Result:
     """Return boolean array indicating whether each element of input is positive infinite.
 
     `transform` of `jax.numpy.isposinf`.
     """
 
-def isreal(x: ArrayLike) -> Any:
+def isreal(x: ArrayLike) -> _Result:
     """Return boolean array showing where the input is real.
 
     `transform` of `jax.numpy.isreal`.
     """
 
-def ix_(*args: ArrayLike) -> tuple[Any, ...]:
+def ix_(*args: ArrayLike) -> tuple[_Result, ...]:
     """Return a multi-dimensional grid (open mesh) from N one-dimensional sequences.
 
     `transform` of `jax.numpy.ix_`.
     """
 
-def kaiser(M: int, beta: ArrayLike) -> Any:
+def kaiser(M: int, beta: ArrayLike) -> _Result:
     """Return a Kaiser window of size M.
 
     `transform` of `jax.numpy.kaiser`.
     """
 
-def kron(a: ArrayLike, b: ArrayLike) -> Any:
+def kron(a: ArrayLike, b: ArrayLike) -> _Result:
     """Compute the Kronecker product of two input arrays.
 
     `transform` of `jax.numpy.kron`.
     """
 
-def lcm(x1: ArrayLike, x2: ArrayLike) -> Any:
+def lcm(x1: ArrayLike, x2: ArrayLike) -> _Result:
     """Compute the least common multiple of two arrays.
 
     `transform` of `jax.numpy.lcm`.
     """
 
-def ldexp(x: ArrayLike, y: ArrayLike, /) -> Any:
+def ldexp(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Compute x1 * 2 ** x2
 
     `transform` of `jax.numpy.ldexp`.
     """
 
-def left_shift(x: ArrayLike, y: ArrayLike, /) -> Any:
+def left_shift(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Shift bits of ``x`` to left by the amount specified in ``y``, element-wise.
 
     `transform` of `jax.numpy.left_shift`.
     """
 
-def less(x: ArrayLike, y: ArrayLike, /) -> Any:
+def less(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Return element-wise truth value of ``x < y``.
 
     `transform` of `jax.numpy.less`.
     """
 
-def less_equal(x: ArrayLike, y: ArrayLike, /) -> Any:
+def less_equal(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Return element-wise truth value of ``x <= y``.
 
     `transform` of `jax.numpy.less_equal`.
@@ -1546,7 +1551,7 @@ def less_equal(x: ArrayLike, y: ArrayLike, /) -> Any:
 
 def lexsort(
     keys: _Array | _np.ndarray[Any, Any] | Sequence[ArrayLike], axis: int | str = ...
-) -> Any:
+) -> _Result:
     """Sort a sequence of keys in lexicographic order.
 
     `transform` of `jax.numpy.lexsort`.
@@ -1563,7 +1568,7 @@ def linspace(
     axis: int | str = ...,
     *,
     device: _Device | _Sharding | None = ...,
-) -> Any:
+) -> _Result:
     """Return evenly-spaced numbers within an interval.
 
     `transform` of `jax.numpy.linspace`.
@@ -1580,7 +1585,7 @@ def linspace(
     axis: int | str = ...,
     *,
     device: _Device | _Sharding | None = ...,
-) -> tuple[Any, Any]: ...
+) -> tuple[_Result, _Result]: ...
 @overload
 def linspace(
     start: ArrayLike,
@@ -1592,7 +1597,7 @@ def linspace(
     dtype: DTypeLike | None = ...,
     axis: int | str = ...,
     device: _Device | _Sharding | None = ...,
-) -> tuple[Any, Any]: ...
+) -> tuple[_Result, _Result]: ...
 @overload
 def linspace(
     start: ArrayLike,
@@ -1605,25 +1610,25 @@ def linspace(
     *,
     device: _Device | _Sharding | None = ...,
 ) -> Any: ...
-def log(x: ArrayLike, /) -> Any:
+def log(x: ArrayLike, /) -> _Result:
     """Calculate element-wise natural logarithm of the input.
 
     `transform` of `jax.numpy.log`.
     """
 
-def log10(x: ArrayLike, /) -> Any:
+def log10(x: ArrayLike, /) -> _Result:
     """Calculates the base-10 logarithm of x element-wise
 
     `transform` of `jax.numpy.log10`.
     """
 
-def log1p(x: ArrayLike, /) -> Any:
+def log1p(x: ArrayLike, /) -> _Result:
     """Calculates element-wise logarithm of one plus input, ``log(x+1)``.
 
     `transform` of `jax.numpy.log1p`.
     """
 
-def log2(x: ArrayLike, /) -> Any:
+def log2(x: ArrayLike, /) -> _Result:
     """Calculates the base-2 logarithm of ``x`` element-wise.
 
     `transform` of `jax.numpy.log2`.
@@ -1645,7 +1650,7 @@ logical_and: BinaryUfunc
 `transform` of `jax.numpy.logical_and`.
 """
 
-def logical_not(x: ArrayLike, /) -> Any:
+def logical_not(x: ArrayLike, /) -> _Result:
     """Compute NOT bool(x) element-wise.
 
     `transform` of `jax.numpy.logical_not`.
@@ -1670,7 +1675,7 @@ def logspace(
     base: ArrayLike = ...,
     dtype: DTypeLike | None = ...,
     axis: int | str = ...,
-) -> Any:
+) -> _Result:
     """Generate logarithmically-spaced values.
 
     `transform` of `jax.numpy.logspace`.
@@ -1683,19 +1688,19 @@ def matmul(
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any:
+) -> _Result:
     """Perform a matrix multiplication.
 
     `transform` of `jax.numpy.matmul`.
     """
 
-def matrix_transpose(x: ArrayLike, /) -> Any:
+def matrix_transpose(x: ArrayLike, /) -> _Result:
     """Transpose the last two dimensions of an array.
 
     `transform` of `jax.numpy.matrix_transpose`.
     """
 
-def matvec(x1: ArrayLike, x2: ArrayLike, /) -> Any:
+def matvec(x1: ArrayLike, x2: ArrayLike, /) -> _Result:
     """Batched matrix-vector product.
 
     `transform` of `jax.numpy.matvec`.
@@ -1708,7 +1713,7 @@ def max(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Return the maximum of the array elements along a given axis.
 
     `transform` of `jax.numpy.max`.
@@ -1728,7 +1733,7 @@ def mean(
     keepdims: builtins.bool = ...,
     *,
     where: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Return the mean of array elements along a given axis.
 
     `transform` of `jax.numpy.mean`.
@@ -1740,7 +1745,7 @@ def median(
     out: None = ...,
     overwrite_input: builtins.bool = ...,
     keepdims: builtins.bool = ...,
-) -> Any:
+) -> _Result:
     """Return the median of array elements along a given axis.
 
     `transform` of `jax.numpy.median`.
@@ -1751,7 +1756,7 @@ def meshgrid(
     copy: builtins.bool = ...,
     sparse: builtins.bool = ...,
     indexing: str = ...,
-) -> list[Any]:
+) -> list[_Result]:
     """Construct N-dimensional grid arrays from N 1-dimensional vectors.
 
     `transform` of `jax.numpy.meshgrid`.
@@ -1764,7 +1769,7 @@ def min(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Return the minimum of array elements along a given axis.
 
     `transform` of `jax.numpy.min`.
@@ -1776,13 +1781,13 @@ minimum: BinaryUfunc
 `transform` of `jax.numpy.minimum`.
 """
 
-def mod(x: ArrayLike, y: ArrayLike, /) -> Any:
+def mod(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.remainder`
 
     `transform` of `jax.numpy.mod`.
     """
 
-def modf(x: ArrayLike, /, out: Any = ...) -> tuple[Any, Any]:
+def modf(x: ArrayLike, /, out: Any = ...) -> tuple[_Result, _Result]:
     """Return element-wise fractional and integral parts of the input array.
 
     `transform` of `jax.numpy.modf`.
@@ -1790,7 +1795,7 @@ def modf(x: ArrayLike, /, out: Any = ...) -> tuple[Any, Any]:
 
 def moveaxis(
     a: ArrayLike, source: int | str | Sequence[int | str], destination: int | Sequence[int]
-) -> Any:
+) -> _Result:
     """Move an array axis to a new position
 
     `transform` of `jax.numpy.moveaxis`.
@@ -1808,7 +1813,7 @@ def nan_to_num(
     nan: ArrayLike = ...,
     posinf: ArrayLike | None = ...,
     neginf: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Replace NaN and infinite entries in an array.
 
     `transform` of `jax.numpy.nan_to_num`.
@@ -1819,7 +1824,7 @@ def nanargmax(
     axis: int | str | None = ...,
     out: None = ...,
     keepdims: builtins.bool | None = ...,
-) -> Any:
+) -> _Result:
     """Return the index of the maximum value of an array, ignoring NaNs.
 
     `transform` of `jax.numpy.nanargmax`.
@@ -1830,7 +1835,7 @@ def nanargmin(
     axis: int | str | None = ...,
     out: None = ...,
     keepdims: builtins.bool | None = ...,
-) -> Any:
+) -> _Result:
     """Return the index of the minimum value of an array, ignoring NaNs.
 
     `transform` of `jax.numpy.nanargmin`.
@@ -1841,7 +1846,7 @@ def nancumprod(
     axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
     out: None = ...,
-) -> Any:
+) -> _Result:
     """Cumulative product of elements along an axis, ignoring NaN values.
 
     `transform` of `jax.numpy.nancumprod`.
@@ -1852,7 +1857,7 @@ def nancumsum(
     axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
     out: None = ...,
-) -> Any:
+) -> _Result:
     """Cumulative sum of elements along an axis, ignoring NaN values.
 
     `transform` of `jax.numpy.nancumsum`.
@@ -1865,7 +1870,7 @@ def nanmax(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Return the maximum of the array elements along a given axis, ignoring NaNs.
 
     `transform` of `jax.numpy.nanmax`.
@@ -1878,7 +1883,7 @@ def nanmean(
     out: None = ...,
     keepdims: builtins.bool = ...,
     where: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Return the mean of the array elements along a given axis, ignoring NaNs.
 
     `transform` of `jax.numpy.nanmean`.
@@ -1890,7 +1895,7 @@ def nanmedian(
     out: None = ...,
     overwrite_input: builtins.bool = ...,
     keepdims: builtins.bool = ...,
-) -> Any:
+) -> _Result:
     """Return the median of array elements along a given axis, ignoring NaNs.
 
     `transform` of `jax.numpy.nanmedian`.
@@ -1903,7 +1908,7 @@ def nanmin(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Return the minimum of the array elements along a given axis, ignoring NaNs.
 
     `transform` of `jax.numpy.nanmin`.
@@ -1919,7 +1924,7 @@ def nanpercentile(
     keepdims: builtins.bool = ...,
     *,
     interpolation: Any | str = ...,
-) -> Any:
+) -> _Result:
     """Compute the percentile of the data along the specified axis, ignoring NaN values.
 
     `transform` of `jax.numpy.nanpercentile`.
@@ -1933,7 +1938,7 @@ def nanprod(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Return the product of the array elements along a given axis, ignoring NaNs.
 
     `transform` of `jax.numpy.nanprod`.
@@ -1949,7 +1954,7 @@ def nanquantile(
     keepdims: builtins.bool = ...,
     *,
     interpolation: Any | str = ...,
-) -> Any:
+) -> _Result:
     """Compute the quantile of the data along the specified axis, ignoring NaNs.
 
     `transform` of `jax.numpy.nanquantile`.
@@ -1963,7 +1968,7 @@ def nanstd(
     ddof: int = ...,
     keepdims: builtins.bool = ...,
     where: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the standard deviation along a given axis, ignoring NaNs.
 
     `transform` of `jax.numpy.nanstd`.
@@ -1977,7 +1982,7 @@ def nansum(
     keepdims: builtins.bool = ...,
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Return the sum of the array elements along a given axis, ignoring NaNs.
 
     `transform` of `jax.numpy.nansum`.
@@ -1991,7 +1996,7 @@ def nanvar(
     ddof: int = ...,
     keepdims: builtins.bool = ...,
     where: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the variance of array elements along a given axis, ignoring NaNs.
 
     `transform` of `jax.numpy.nanvar`.
@@ -2003,13 +2008,13 @@ def ndim(a: ArrayLike | Any) -> int:
     `transform` of `jax.numpy.ndim`.
     """
 
-def negative(x: ArrayLike, /) -> Any:
+def negative(x: ArrayLike, /) -> _Result:
     """Return element-wise negative values of the input.
 
     `transform` of `jax.numpy.negative`.
     """
 
-def nextafter(x: ArrayLike, y: ArrayLike, /) -> Any:
+def nextafter(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Return element-wise next floating point value after ``x`` towards ``y``.
 
     `transform` of `jax.numpy.nextafter`.
@@ -2020,13 +2025,13 @@ def nonzero(
     *,
     size: int | None = ...,
     fill_value: None | ArrayLike | tuple[ArrayLike, ...] = ...,
-) -> tuple[Any, ...]:
+) -> tuple[_Result, ...]:
     """Return indices of nonzero elements of an array.
 
     `transform` of `jax.numpy.nonzero`.
     """
 
-def not_equal(x: ArrayLike, y: ArrayLike, /) -> Any:
+def not_equal(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Returns element-wise truth value of ``x != y``.
 
     `transform` of `jax.numpy.not_equal`.
@@ -2039,19 +2044,19 @@ def ones_like(
     *,
     device: _Device | _Sharding | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any:
+) -> _Result:
     """Create an array of ones with the same shape and dtype as an array.
 
     `transform` of `jax.numpy.ones_like`.
     """
 
-def outer(a: ArrayLike, b: _Array, out: None = ...) -> Any:
+def outer(a: ArrayLike, b: _Array, out: None = ...) -> _Result:
     """Compute the outer product of two arrays.
 
     `transform` of `jax.numpy.outer`.
     """
 
-def packbits(a: ArrayLike, axis: int | str | None = ..., bitorder: str = ...) -> Any:
+def packbits(a: ArrayLike, axis: int | str | None = ..., bitorder: str = ...) -> _Result:
     """Pack array of bits into a uint8 array.
 
     `transform` of `jax.numpy.packbits`.
@@ -2059,13 +2064,13 @@ def packbits(a: ArrayLike, axis: int | str | None = ..., bitorder: str = ...) ->
 
 def pad(
     array: ArrayLike, pad_width: Any, mode: str | Callable[..., Any] = ..., **kwargs: Any
-) -> Any:
+) -> _Result:
     """Add padding to an array.
 
     `transform` of `jax.numpy.pad`.
     """
 
-def partition(a: ArrayLike, kth: int, axis: int | str = ...) -> Any:
+def partition(a: ArrayLike, kth: int, axis: int | str = ...) -> _Result:
     """Returns a partially-sorted copy of an array.
 
     `transform` of `jax.numpy.partition`.
@@ -2081,13 +2086,13 @@ def percentile(
     keepdims: builtins.bool = ...,
     *,
     interpolation: Any | str = ...,
-) -> Any:
+) -> _Result:
     """Compute the percentile of the data along the specified axis.
 
     `transform` of `jax.numpy.percentile`.
     """
 
-def permute_dims(x: ArrayLike, /, axes: tuple[int | str, ...]) -> Any:
+def permute_dims(x: ArrayLike, /, axes: tuple[int | str, ...]) -> _Result:
     """Permute the axes/dimensions of an array.
 
     `transform` of `jax.numpy.permute_dims`.
@@ -2099,7 +2104,7 @@ def piecewise(
     funclist: Sequence[ArrayLike | Callable[..., _Array]],
     *args: Any,
     **kw: Any,
-) -> Any:
+) -> _Result:
     """Evaluate a function defined piecewise across the domain.
 
     `transform` of `jax.numpy.piecewise`.
@@ -2107,25 +2112,25 @@ def piecewise(
 
 def place(
     arr: ArrayLike, mask: ArrayLike, vals: ArrayLike, *, inplace: builtins.bool = ...
-) -> Any:
+) -> _Result:
     """Update array elements based on a mask.
 
     `transform` of `jax.numpy.place`.
     """
 
-def poly(seq_of_zeros: ArrayLike) -> Any:
+def poly(seq_of_zeros: ArrayLike) -> _Result:
     """Returns the coefficients of a polynomial for the given sequence of roots.
 
     `transform` of `jax.numpy.poly`.
     """
 
-def polyadd(a1: ArrayLike, a2: ArrayLike) -> Any:
+def polyadd(a1: ArrayLike, a2: ArrayLike) -> _Result:
     """Returns the sum of the two polynomials.
 
     `transform` of `jax.numpy.polyadd`.
     """
 
-def polyder(p: ArrayLike, m: int = ...) -> Any:
+def polyder(p: ArrayLike, m: int = ...) -> _Result:
     """Returns the coefficients of the derivative of specified order of a polynomial.
 
     `transform` of `jax.numpy.polyder`.
@@ -2133,7 +2138,7 @@ def polyder(p: ArrayLike, m: int = ...) -> Any:
 
 def polydiv(
     u: ArrayLike, v: ArrayLike, *, trim_leading_zeros: builtins.bool = ...
-) -> tuple[Any, Any]:
+) -> tuple[_Result, _Result]:
     """Returns the quotient and remainder of polynomial division.
 
     `transform` of `jax.numpy.polydiv`.
@@ -2147,13 +2152,13 @@ def polyfit(
     full: builtins.bool = ...,
     w: ArrayLike | None = ...,
     cov: builtins.bool = ...,
-) -> Any | tuple[Any, ...]:
+) -> _Result | tuple[_Result, ...]:
     """Least squares polynomial fit to data.
 
     `transform` of `jax.numpy.polyfit`.
     """
 
-def polyint(p: ArrayLike, m: int = ..., k: int | ArrayLike | None = ...) -> Any:
+def polyint(p: ArrayLike, m: int = ..., k: int | ArrayLike | None = ...) -> _Result:
     """Returns the coefficients of the integration of specified order of a polynomial.
 
     `transform` of `jax.numpy.polyint`.
@@ -2161,37 +2166,37 @@ def polyint(p: ArrayLike, m: int = ..., k: int | ArrayLike | None = ...) -> Any:
 
 def polymul(
     a1: ArrayLike, a2: ArrayLike, *, trim_leading_zeros: builtins.bool = ...
-) -> Any:
+) -> _Result:
     """Returns the product of two polynomials.
 
     `transform` of `jax.numpy.polymul`.
     """
 
-def polysub(a1: ArrayLike, a2: ArrayLike) -> Any:
+def polysub(a1: ArrayLike, a2: ArrayLike) -> _Result:
     """Returns the difference of two polynomials.
 
     `transform` of `jax.numpy.polysub`.
     """
 
-def polyval(p: ArrayLike, x: ArrayLike, *, unroll: int = ...) -> Any:
+def polyval(p: ArrayLike, x: ArrayLike, *, unroll: int = ...) -> _Result:
     """Evaluates the polynomial at specific values.
 
     `transform` of `jax.numpy.polyval`.
     """
 
-def positive(x: ArrayLike, /) -> Any:
+def positive(x: ArrayLike, /) -> _Result:
     """Return element-wise positive values of the input.
 
     `transform` of `jax.numpy.positive`.
     """
 
-def pow(x: ArrayLike, y: ArrayLike, /) -> Any:
+def pow(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.power`
 
     `transform` of `jax.numpy.pow`.
     """
 
-def power(x: ArrayLike, y: ArrayLike, /) -> Any:
+def power(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Calculate element-wise base ``x1`` exponential of ``x2``.
 
     `transform` of `jax.numpy.power`.
@@ -2206,7 +2211,7 @@ def prod(
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
     promote_integers: builtins.bool = ...,
-) -> Any:
+) -> _Result:
     """Return product of the array elements over a given axis.
 
     `transform` of `jax.numpy.prod`.
@@ -2214,7 +2219,7 @@ def prod(
 
 def ptp(
     a: ArrayLike, axis: _Axis = ..., out: None = ..., keepdims: builtins.bool = ...
-) -> Any:
+) -> _Result:
     """Return the peak-to-peak range along a given axis.
 
     `transform` of `jax.numpy.ptp`.
@@ -2227,7 +2232,7 @@ def put(
     mode: str | None = ...,
     *,
     inplace: builtins.bool = ...,
-) -> Any:
+) -> _Result:
     """Put elements into an array at given indices.
 
     `transform` of `jax.numpy.put`.
@@ -2241,7 +2246,7 @@ def put_along_axis(
     inplace: builtins.bool = ...,
     *,
     mode: str | None = ...,
-) -> Any:
+) -> _Result:
     """Put values into the destination array by matching 1d index and data slices.
 
     `transform` of `jax.numpy.put_along_axis`.
@@ -2257,19 +2262,19 @@ def quantile(
     keepdims: builtins.bool = ...,
     *,
     interpolation: Any | str = ...,
-) -> Any:
+) -> _Result:
     """Compute the quantile of the data along the specified axis.
 
     `transform` of `jax.numpy.quantile`.
     """
 
-def rad2deg(x: ArrayLike, /) -> Any:
+def rad2deg(x: ArrayLike, /) -> _Result:
     """Convert angles from radians to degrees.
 
     `transform` of `jax.numpy.rad2deg`.
     """
 
-def radians(x: ArrayLike, /) -> Any:
+def radians(x: ArrayLike, /) -> _Result:
     """Alias of :func:`jax.numpy.deg2rad`
 
     `transform` of `jax.numpy.radians`.
@@ -2277,7 +2282,7 @@ def radians(x: ArrayLike, /) -> Any:
 
 def ravel(
     a: ArrayLike, order: str = ..., *, out_sharding: NamedSharding | P | None = ...
-) -> Any:
+) -> _Result:
     """Flatten array into a 1-dimensional shape.
 
     `transform` of `jax.numpy.ravel`.
@@ -2285,25 +2290,25 @@ def ravel(
 
 def ravel_multi_index(
     multi_index: Sequence[ArrayLike], dims: Sequence[int], mode: str = ..., order: str = ...
-) -> Any:
+) -> _Result:
     """Convert multi-dimensional indices into flat indices.
 
     `transform` of `jax.numpy.ravel_multi_index`.
     """
 
-def real(x: ArrayLike, /) -> Any:
+def real(x: ArrayLike, /) -> _Result:
     """Return element-wise real part of the complex argument.
 
     `transform` of `jax.numpy.real`.
     """
 
-def reciprocal(x: ArrayLike, /) -> Any:
+def reciprocal(x: ArrayLike, /) -> _Result:
     """Calculate element-wise reciprocal of the input.
 
     `transform` of `jax.numpy.reciprocal`.
     """
 
-def remainder(x: ArrayLike, y: ArrayLike, /) -> Any:
+def remainder(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Returns element-wise remainder of the division.
 
     `transform` of `jax.numpy.remainder`.
@@ -2316,7 +2321,7 @@ def repeat(
     *,
     total_repeat_length: int | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any:
+) -> _Result:
     """Construct an array from repeated elements.
 
     `transform` of `jax.numpy.repeat`.
@@ -2329,25 +2334,25 @@ def reshape(
     *,
     copy: builtins.bool | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any:
+) -> _Result:
     """Return a reshaped copy of an array.
 
     `transform` of `jax.numpy.reshape`.
     """
 
-def resize(a: ArrayLike, new_shape: Any) -> Any:
+def resize(a: ArrayLike, new_shape: Any) -> _Result:
     """Return a new array with specified shape.
 
     `transform` of `jax.numpy.resize`.
     """
 
-def right_shift(x: ArrayLike, y: ArrayLike, /) -> Any:
+def right_shift(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Right shift the bits of ``x1`` to the amount specified in ``x2``.
 
     `transform` of `jax.numpy.right_shift`.
     """
 
-def rint(x: ArrayLike, /) -> Any:
+def rint(x: ArrayLike, /) -> _Result:
     """Rounds the elements of x to the nearest integer
 
     `transform` of `jax.numpy.rint`.
@@ -2357,31 +2362,31 @@ def roll(
     a: ArrayLike,
     shift: ArrayLike | Sequence[int],
     axis: int | str | Sequence[int | str] | None = ...,
-) -> Any:
+) -> _Result:
     """Roll the elements of an array along a specified axis.
 
     `transform` of `jax.numpy.roll`.
     """
 
-def rollaxis(a: ArrayLike, axis: int | str, start: int = ...) -> Any:
+def rollaxis(a: ArrayLike, axis: int | str, start: int = ...) -> _Result:
     """Roll the specified axis to a given position.
 
     `transform` of `jax.numpy.rollaxis`.
     """
 
-def roots(p: ArrayLike, *, strip_zeros: builtins.bool = ...) -> Any:
+def roots(p: ArrayLike, *, strip_zeros: builtins.bool = ...) -> _Result:
     """Returns the roots of a polynomial given the coefficients ``p``.
 
     `transform` of `jax.numpy.roots`.
     """
 
-def rot90(m: ArrayLike, k: int = ..., axes: tuple[int | str, int | str] = ...) -> Any:
+def rot90(m: ArrayLike, k: int = ..., axes: tuple[int | str, int | str] = ...) -> _Result:
     """Rotate an array by 90 degrees counterclockwise in the plane specified by axes.
 
     `transform` of `jax.numpy.rot90`.
     """
 
-def round(a: ArrayLike, decimals: int = ..., out: None = ...) -> Any:
+def round(a: ArrayLike, decimals: int = ..., out: None = ...) -> _Result:
     """Round input evenly to the given number of decimals.
 
     `transform` of `jax.numpy.round`.
@@ -2394,7 +2399,7 @@ def searchsorted(
     sorter: ArrayLike | None = ...,
     *,
     method: str = ...,
-) -> Any:
+) -> _Result:
     """Perform a binary search within a sorted array.
 
     `transform` of `jax.numpy.searchsorted`.
@@ -2402,7 +2407,7 @@ def searchsorted(
 
 def select(
     condlist: Sequence[ArrayLike], choicelist: Sequence[ArrayLike], default: ArrayLike = ...
-) -> Any:
+) -> _Result:
     """Select values based on a series of conditions.
 
     `transform` of `jax.numpy.select`.
@@ -2415,7 +2420,7 @@ def setdiff1d(
     *,
     size: int | None = ...,
     fill_value: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the set difference of two 1D arrays.
 
     `transform` of `jax.numpy.setdiff1d`.
@@ -2428,7 +2433,7 @@ def setxor1d(
     *,
     size: int | None = ...,
     fill_value: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the set-wise xor of elements in two arrays.
 
     `transform` of `jax.numpy.setxor1d`.
@@ -2440,31 +2445,31 @@ def shape(a: ArrayLike | Any) -> tuple[int, ...]:
     `transform` of `jax.numpy.shape`.
     """
 
-def sign(x: ArrayLike, /) -> Any:
+def sign(x: ArrayLike, /) -> _Result:
     """Return an element-wise indication of sign of the input.
 
     `transform` of `jax.numpy.sign`.
     """
 
-def signbit(x: ArrayLike, /) -> Any:
+def signbit(x: ArrayLike, /) -> _Result:
     """Return the sign bit of array elements.
 
     `transform` of `jax.numpy.signbit`.
     """
 
-def sin(x: ArrayLike, /) -> Any:
+def sin(x: ArrayLike, /) -> _Result:
     """Compute a trigonometric sine of each element of input.
 
     `transform` of `jax.numpy.sin`.
     """
 
-def sinc(x: ArrayLike, /) -> Any:
+def sinc(x: ArrayLike, /) -> _Result:
     """Calculate the normalized sinc function.
 
     `transform` of `jax.numpy.sinc`.
     """
 
-def sinh(x: ArrayLike, /) -> Any:
+def sinh(x: ArrayLike, /) -> _Result:
     """Calculate element-wise hyperbolic sine of input.
 
     `transform` of `jax.numpy.sinh`.
@@ -2484,19 +2489,19 @@ def sort(
     descending: builtins.bool = ...,
     kind: str | None = ...,
     order: None = ...,
-) -> Any:
+) -> _Result:
     """Return a sorted copy of an array.
 
     `transform` of `jax.numpy.sort`.
     """
 
-def sort_complex(a: ArrayLike) -> Any:
+def sort_complex(a: ArrayLike) -> _Result:
     """Return a sorted copy of complex array.
 
     `transform` of `jax.numpy.sort_complex`.
     """
 
-def spacing(x: ArrayLike, /) -> Any:
+def spacing(x: ArrayLike, /) -> _Result:
     """Return the spacing between ``x`` and the next adjacent number.
 
     `transform` of `jax.numpy.spacing`.
@@ -2506,25 +2511,25 @@ def split(
     ary: ArrayLike,
     indices_or_sections: int | Sequence[int] | ArrayLike,
     axis: int | str = ...,
-) -> list[Any]:
+) -> list[_Result]:
     """Split an array into sub-arrays.
 
     `transform` of `jax.numpy.split`.
     """
 
-def sqrt(x: ArrayLike, /) -> Any:
+def sqrt(x: ArrayLike, /) -> _Result:
     """Calculates element-wise non-negative square root of the input array.
 
     `transform` of `jax.numpy.sqrt`.
     """
 
-def square(x: ArrayLike, /) -> Any:
+def square(x: ArrayLike, /) -> _Result:
     """Calculate element-wise square of the input array.
 
     `transform` of `jax.numpy.square`.
     """
 
-def squeeze(a: ArrayLike, axis: int | str | Sequence[int | str] | None = ...) -> Any:
+def squeeze(a: ArrayLike, axis: int | str | Sequence[int | str] | None = ...) -> _Result:
     """Remove one or more length-1 axes from array
 
     `transform` of `jax.numpy.squeeze`.
@@ -2535,7 +2540,7 @@ def stack(
     axis: int | str = ...,
     out: None = ...,
     dtype: DTypeLike | None = ...,
-) -> Any:
+) -> _Result:
     """Join arrays along a new axis.
 
     `transform` of `jax.numpy.stack`.
@@ -2551,7 +2556,7 @@ def std(
     *,
     where: ArrayLike | None = ...,
     correction: int | float | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the standard deviation along a given axis.
 
     `transform` of `jax.numpy.std`.
@@ -2572,13 +2577,13 @@ def sum(
     initial: ArrayLike | None = ...,
     where: ArrayLike | None = ...,
     promote_integers: builtins.bool = ...,
-) -> Any:
+) -> _Result:
     """Sum of the elements of the array over a given axis.
 
     `transform` of `jax.numpy.sum`.
     """
 
-def swapaxes(a: ArrayLike, axis1: int | str, axis2: int | str) -> Any:
+def swapaxes(a: ArrayLike, axis1: int | str, axis2: int | str) -> _Result:
     """Swap two axes of an array.
 
     `transform` of `jax.numpy.swapaxes`.
@@ -2593,7 +2598,7 @@ def take(
     unique_indices: builtins.bool = ...,
     indices_are_sorted: builtins.bool = ...,
     fill_value: Any | None = ...,
-) -> Any:
+) -> _Result:
     """Take elements from an array.
 
     `transform` of `jax.numpy.take`.
@@ -2607,19 +2612,19 @@ def take_along_axis(
     fill_value: Any | None = ...,
     *,
     wrap_negative_indices: builtins.bool = ...,
-) -> Any:
+) -> _Result:
     """Take elements from an array.
 
     `transform` of `jax.numpy.take_along_axis`.
     """
 
-def tan(x: ArrayLike, /) -> Any:
+def tan(x: ArrayLike, /) -> _Result:
     """Compute a trigonometric tangent of each element of input.
 
     `transform` of `jax.numpy.tan`.
     """
 
-def tanh(x: ArrayLike, /) -> Any:
+def tanh(x: ArrayLike, /) -> _Result:
     """Calculate element-wise hyperbolic tangent of input.
 
     `transform` of `jax.numpy.tanh`.
@@ -2633,13 +2638,13 @@ def tensordot(
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the tensor dot product of two N-dimensional arrays.
 
     `transform` of `jax.numpy.tensordot`.
     """
 
-def tile(A: ArrayLike, reps: Any | Sequence[Any]) -> Any:
+def tile(A: ArrayLike, reps: Any | Sequence[Any]) -> _Result:
     """Construct an array by repeating ``A`` along specified dimensions.
 
     `transform` of `jax.numpy.tile`.
@@ -2652,13 +2657,13 @@ def trace(
     axis2: int | str = ...,
     dtype: DTypeLike | None = ...,
     out: None = ...,
-) -> Any:
+) -> _Result:
     """Calculate sum of the diagonal of input along the given axes.
 
     `transform` of `jax.numpy.trace`.
     """
 
-def transpose(a: ArrayLike, axes: Sequence[int | str] | None = ...) -> Any:
+def transpose(a: ArrayLike, axes: Sequence[int | str] | None = ...) -> _Result:
     """Return a transposed version of an N-dimensional array.
 
     `transform` of `jax.numpy.transpose`.
@@ -2666,19 +2671,19 @@ def transpose(a: ArrayLike, axes: Sequence[int | str] | None = ...) -> Any:
 
 def trapezoid(
     y: ArrayLike, x: ArrayLike | None = ..., dx: ArrayLike = ..., axis: int | str = ...
-) -> Any:
+) -> _Result:
     """Integrate along the given axis using the composite trapezoidal rule.
 
     `transform` of `jax.numpy.trapezoid`.
     """
 
-def tril(m: ArrayLike, k: int = ...) -> Any:
+def tril(m: ArrayLike, k: int = ...) -> _Result:
     """Return lower triangle of an array.
 
     `transform` of `jax.numpy.tril`.
     """
 
-def tril_indices_from(arr: ArrayLike | Any, k: int = ...) -> tuple[Any, Any]:
+def tril_indices_from(arr: ArrayLike | Any, k: int = ...) -> tuple[_Result, _Result]:
     """Return the indices of lower triangle of a given array.
 
     `transform` of `jax.numpy.tril_indices_from`.
@@ -2686,7 +2691,7 @@ def tril_indices_from(arr: ArrayLike | Any, k: int = ...) -> tuple[Any, Any]:
 
 def fill_diagonal(
     a: ArrayLike, val: ArrayLike, wrap: builtins.bool = ..., *, inplace: builtins.bool = ...
-) -> Any:
+) -> _Result:
     """Return a copy of the array with the diagonal overwritten.
 
     `transform` of `jax.numpy.fill_diagonal`.
@@ -2694,31 +2699,31 @@ def fill_diagonal(
 
 def trim_zeros(
     filt: ArrayLike, trim: str = ..., axis: int | str | Sequence[int | str] | None = ...
-) -> Any:
+) -> _Result:
     """Trim leading and/or trailing zeros of the input array.
 
     `transform` of `jax.numpy.trim_zeros`.
     """
 
-def triu(m: ArrayLike, k: int = ...) -> Any:
+def triu(m: ArrayLike, k: int = ...) -> _Result:
     """Return upper triangle of an array.
 
     `transform` of `jax.numpy.triu`.
     """
 
-def triu_indices_from(arr: ArrayLike | Any, k: int = ...) -> tuple[Any, Any]:
+def triu_indices_from(arr: ArrayLike | Any, k: int = ...) -> tuple[_Result, _Result]:
     """Return the indices of upper triangle of a given array.
 
     `transform` of `jax.numpy.triu_indices_from`.
     """
 
-def true_divide(x: ArrayLike, y: ArrayLike, /) -> Any:
+def true_divide(x: ArrayLike, y: ArrayLike, /) -> _Result:
     """Calculates the division of x1 by x2 element-wise
 
     `transform` of `jax.numpy.true_divide`.
     """
 
-def trunc(x: ArrayLike, /) -> Any:
+def trunc(x: ArrayLike, /) -> _Result:
     """Round input to the nearest integer towards zero.
 
     `transform` of `jax.numpy.trunc`.
@@ -2730,7 +2735,7 @@ def union1d(
     *,
     size: int | None = ...,
     fill_value: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the set union of two 1D arrays.
 
     `transform` of `jax.numpy.union1d`.
@@ -2779,7 +2784,7 @@ def unique_inverse(
 
 def unique_values(
     x: ArrayLike, /, *, size: int | None = ..., fill_value: ArrayLike | None = ...
-) -> Any:
+) -> _Result:
     """Return unique values from x, along with indices, inverse indices, and counts.
 
     `transform` of `jax.numpy.unique_values`.
@@ -2790,19 +2795,19 @@ def unpackbits(
     axis: int | str | None = ...,
     count: ArrayLike | None = ...,
     bitorder: str = ...,
-) -> Any:
+) -> _Result:
     """Unpack the bits in a uint8 array.
 
     `transform` of `jax.numpy.unpackbits`.
     """
 
-def unravel_index(indices: ArrayLike, shape: Any) -> tuple[Any, ...]:
+def unravel_index(indices: ArrayLike, shape: Any) -> tuple[_Result, ...]:
     """Convert flat indices into multi-dimensional indices.
 
     `transform` of `jax.numpy.unravel_index`.
     """
 
-def unstack(x: ArrayLike, /, *, axis: int | str = ...) -> tuple[Any, ...]:
+def unstack(x: ArrayLike, /, *, axis: int | str = ...) -> tuple[_Result, ...]:
     """Unstack an array along an axis.
 
     `transform` of `jax.numpy.unstack`.
@@ -2813,13 +2818,13 @@ def unwrap(
     discont: ArrayLike | None = ...,
     axis: int | str = ...,
     period: ArrayLike = ...,
-) -> Any:
+) -> _Result:
     """Unwrap a periodic signal.
 
     `transform` of `jax.numpy.unwrap`.
     """
 
-def vander(x: ArrayLike, N: int | None = ..., increasing: builtins.bool = ...) -> Any:
+def vander(x: ArrayLike, N: int | None = ..., increasing: builtins.bool = ...) -> _Result:
     """Generate a Vandermonde matrix.
 
     `transform` of `jax.numpy.vander`.
@@ -2835,7 +2840,7 @@ def var(
     *,
     where: ArrayLike | None = ...,
     correction: int | float | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the variance along a given axis.
 
     `transform` of `jax.numpy.var`.
@@ -2847,7 +2852,7 @@ def vdot(
     *,
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
-) -> Any:
+) -> _Result:
     """Perform a conjugate multiplication of two 1D vectors.
 
     `transform` of `jax.numpy.vdot`.
@@ -2861,19 +2866,19 @@ def vecdot(
     axis: int | str = ...,
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
-) -> Any:
+) -> _Result:
     """Perform a conjugate multiplication of two batched vectors.
 
     `transform` of `jax.numpy.vecdot`.
     """
 
-def vecmat(x1: ArrayLike, x2: ArrayLike, /) -> Any:
+def vecmat(x1: ArrayLike, x2: ArrayLike, /) -> _Result:
     """Batched conjugate vector-matrix product.
 
     `transform` of `jax.numpy.vecmat`.
     """
 
-def vsplit(ary: ArrayLike, indices_or_sections: int | ArrayLike) -> list[Any]:
+def vsplit(ary: ArrayLike, indices_or_sections: int | ArrayLike) -> list[_Result]:
     """Split an array into sub-arrays vertically.
 
     `transform` of `jax.numpy.vsplit`.
@@ -2881,7 +2886,7 @@ def vsplit(ary: ArrayLike, indices_or_sections: int | ArrayLike) -> list[Any]:
 
 def vstack(
     tup: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike], dtype: DTypeLike | None = ...
-) -> Any:
+) -> _Result:
     """Vertically stack arrays.
 
     `transform` of `jax.numpy.vstack`.
@@ -2894,14 +2899,14 @@ def where(
     *,
     size: int | None = ...,
     fill_value: None | ArrayLike | tuple[ArrayLike, ...] = ...,
-) -> tuple[Any, ...]:
+) -> tuple[_Result, ...]:
     """Select elements from two arrays based on a condition.
 
     `transform` of `jax.numpy.where`.
     """
 
 @overload
-def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike, /) -> Any: ...
+def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike, /) -> _Result: ...
 def zeros_like(
     a: ArrayLike | Any,
     dtype: DTypeLike | None = ...,
@@ -2909,7 +2914,7 @@ def zeros_like(
     *,
     device: _Device | _Sharding | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any:
+) -> _Result:
     """Create an array full of zeros with the same shape and dtype as an array.
 
     `transform` of `jax.numpy.zeros_like`.

@@ -12,6 +12,7 @@ import jax.typing
 from .._core.value import Value as _Value
 
 _Array: TypeAlias = jax.Array | _Value
+_Result: TypeAlias = jax.Array | Any  # An array, or a value, as the rules say.
 ArrayLike: TypeAlias = jax.typing.ArrayLike | _Value
 DTypeLike: TypeAlias = jax.typing.DTypeLike
 _Axis: TypeAlias = int | str | Sequence[int | str] | None
@@ -19,7 +20,7 @@ _Device: TypeAlias = Any  # JAX does not say which type it is.
 
 def fft(
     a: ArrayLike, n: int | None = ..., axis: int | str = ..., norm: str | None = ...
-) -> Any:
+) -> _Result:
     """Compute a one-dimensional discrete Fourier transform along a given axis.
 
     `transform` of `jax.numpy.fft.fft`.
@@ -30,7 +31,7 @@ def fft2(
     s: Any | None = ...,
     axes: Sequence[int | str] = ...,
     norm: str | None = ...,
-) -> Any:
+) -> _Result:
     """Compute a two-dimensional discrete Fourier transform along given axes.
 
     `transform` of `jax.numpy.fft.fft2`.
@@ -38,7 +39,7 @@ def fft2(
 
 def fftfreq(
     n: int, d: ArrayLike = ..., *, dtype: DTypeLike | None = ..., device: Any | None = ...
-) -> Any:
+) -> _Result:
     """Return sample frequencies for the discrete Fourier transform.
 
     `transform` of `jax.numpy.fft.fftfreq`.
@@ -49,13 +50,13 @@ def fftn(
     s: Any | None = ...,
     axes: Sequence[int | str] | None = ...,
     norm: str | None = ...,
-) -> Any:
+) -> _Result:
     """Compute a multidimensional discrete Fourier transform along given axes.
 
     `transform` of `jax.numpy.fft.fftn`.
     """
 
-def fftshift(x: ArrayLike, axes: None | int | str | Sequence[int | str] = ...) -> Any:
+def fftshift(x: ArrayLike, axes: None | int | str | Sequence[int | str] = ...) -> _Result:
     """Shift zero-frequency fft component to the center of the spectrum.
 
     `transform` of `jax.numpy.fft.fftshift`.
@@ -63,7 +64,7 @@ def fftshift(x: ArrayLike, axes: None | int | str | Sequence[int | str] = ...) -
 
 def hfft(
     a: ArrayLike, n: int | None = ..., axis: int | str = ..., norm: str | None = ...
-) -> Any:
+) -> _Result:
     """Compute a 1-D FFT of an array whose spectrum has Hermitian symmetry.
 
     `transform` of `jax.numpy.fft.hfft`.
@@ -71,7 +72,7 @@ def hfft(
 
 def ifft(
     a: ArrayLike, n: int | None = ..., axis: int | str = ..., norm: str | None = ...
-) -> Any:
+) -> _Result:
     """Compute a one-dimensional inverse discrete Fourier transform.
 
     `transform` of `jax.numpy.fft.ifft`.
@@ -82,7 +83,7 @@ def ifft2(
     s: Any | None = ...,
     axes: Sequence[int | str] = ...,
     norm: str | None = ...,
-) -> Any:
+) -> _Result:
     """Compute a two-dimensional inverse discrete Fourier transform.
 
     `transform` of `jax.numpy.fft.ifft2`.
@@ -93,13 +94,13 @@ def ifftn(
     s: Any | None = ...,
     axes: Sequence[int | str] | None = ...,
     norm: str | None = ...,
-) -> Any:
+) -> _Result:
     """Compute a multidimensional inverse discrete Fourier transform.
 
     `transform` of `jax.numpy.fft.ifftn`.
     """
 
-def ifftshift(x: ArrayLike, axes: None | int | str | Sequence[int | str] = ...) -> Any:
+def ifftshift(x: ArrayLike, axes: None | int | str | Sequence[int | str] = ...) -> _Result:
     """The inverse of :func:`jax.numpy.fft.fftshift`.
 
     `transform` of `jax.numpy.fft.ifftshift`.
@@ -107,7 +108,7 @@ def ifftshift(x: ArrayLike, axes: None | int | str | Sequence[int | str] = ...) 
 
 def ihfft(
     a: ArrayLike, n: int | None = ..., axis: int | str = ..., norm: str | None = ...
-) -> Any:
+) -> _Result:
     """Compute a 1-D inverse FFT of an array whose spectrum has Hermitian-symmetry.
 
     `transform` of `jax.numpy.fft.ihfft`.
@@ -115,7 +116,7 @@ def ihfft(
 
 def irfft(
     a: ArrayLike, n: int | None = ..., axis: int | str = ..., norm: str | None = ...
-) -> Any:
+) -> _Result:
     """Compute a real-valued one-dimensional inverse discrete Fourier transform.
 
     `transform` of `jax.numpy.fft.irfft`.
@@ -126,7 +127,7 @@ def irfft2(
     s: Any | None = ...,
     axes: Sequence[int | str] = ...,
     norm: str | None = ...,
-) -> Any:
+) -> _Result:
     """Compute a real-valued two-dimensional inverse discrete Fourier transform.
 
     `transform` of `jax.numpy.fft.irfft2`.
@@ -137,7 +138,7 @@ def irfftn(
     s: Any | None = ...,
     axes: Sequence[int | str] | None = ...,
     norm: str | None = ...,
-) -> Any:
+) -> _Result:
     """Compute a real-valued multidimensional inverse discrete Fourier transform.
 
     `transform` of `jax.numpy.fft.irfftn`.
@@ -145,7 +146,7 @@ def irfftn(
 
 def rfft(
     a: ArrayLike, n: int | None = ..., axis: int | str = ..., norm: str | None = ...
-) -> Any:
+) -> _Result:
     """Compute a one-dimensional discrete Fourier transform of a real-valued array.
 
     `transform` of `jax.numpy.fft.rfft`.
@@ -156,7 +157,7 @@ def rfft2(
     s: Any | None = ...,
     axes: Sequence[int | str] = ...,
     norm: str | None = ...,
-) -> Any:
+) -> _Result:
     """Compute a two-dimensional discrete Fourier transform of a real-valued array.
 
     `transform` of `jax.numpy.fft.rfft2`.
@@ -164,7 +165,7 @@ def rfft2(
 
 def rfftfreq(
     n: int, d: ArrayLike = ..., *, dtype: DTypeLike | None = ..., device: Any | None = ...
-) -> Any:
+) -> _Result:
     """Return sample frequencies for the discrete Fourier transform.
 
     `transform` of `jax.numpy.fft.rfftfreq`.
@@ -175,7 +176,7 @@ def rfftn(
     s: Any | None = ...,
     axes: Sequence[int | str] | None = ...,
     norm: str | None = ...,
-) -> Any:
+) -> _Result:
     """Compute a multidimensional discrete Fourier transform of a real-valued array.
 
     `transform` of `jax.numpy.fft.rfftn`.

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from .._core.value import Value as _Value
 
 _Array: TypeAlias = jax.Array | _Value
+_Result: TypeAlias = jax.Array | Any  # An array, or a value, as the rules say.
 ArrayLike: TypeAlias = jax.typing.ArrayLike | _Value
 DTypeLike: TypeAlias = jax.typing.DTypeLike
 _Axis: TypeAlias = int | str | Sequence[int | str] | None
@@ -21,7 +22,7 @@ _Device: TypeAlias = Any  # JAX does not say which type it is.
 
 def cholesky(
     a: ArrayLike, *, upper: builtins.bool = ..., symmetrize_input: builtins.bool = ...
-) -> Any:
+) -> _Result:
     """Compute the Cholesky decomposition of a matrix.
 
     `transform` of `jax.numpy.linalg.cholesky`.
@@ -39,13 +40,13 @@ def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: Any = ...) -> Any:
     `transform` of `jax.numpy.linalg.cross`.
     """
 
-def det(a: ArrayLike) -> Any:
+def det(a: ArrayLike) -> _Result:
     """Compute the determinant of an array.
 
     `transform` of `jax.numpy.linalg.det`.
     """
 
-def diagonal(x: ArrayLike, /, *, offset: int = ...) -> Any:
+def diagonal(x: ArrayLike, /, *, offset: int = ...) -> _Result:
     """Extract the diagonal of an matrix or stack of matrices.
 
     `transform` of `jax.numpy.linalg.diagonal`.
@@ -65,7 +66,7 @@ def eigh(
     `transform` of `jax.numpy.linalg.eigh`.
     """
 
-def eigvals(a: ArrayLike) -> Any:
+def eigvals(a: ArrayLike) -> _Result:
     """Compute the eigenvalues of a general matrix.
 
     `transform` of `jax.numpy.linalg.eigvals`.
@@ -73,13 +74,13 @@ def eigvals(a: ArrayLike) -> Any:
 
 def eigvalsh(
     a: ArrayLike, UPLO: str | None = ..., *, symmetrize_input: builtins.bool = ...
-) -> Any:
+) -> _Result:
     """Compute the eigenvalues of a Hermitian matrix.
 
     `transform` of `jax.numpy.linalg.eigvalsh`.
     """
 
-def inv(a: ArrayLike) -> Any:
+def inv(a: ArrayLike) -> _Result:
     """Return the inverse of a square matrix
 
     `transform` of `jax.numpy.linalg.inv`.
@@ -91,7 +92,7 @@ def lstsq(
     rcond: float | None = ...,
     *,
     numpy_resid: builtins.bool = ...,
-) -> tuple[Any, Any, Any, Any]:
+) -> tuple[_Result, _Result, _Result, _Result]:
     """Return the least-squares solution to a linear equation.
 
     `transform` of `jax.numpy.linalg.lstsq`.
@@ -104,7 +105,7 @@ def matmul(
     *,
     precision: Any = ...,
     preferred_element_type: DTypeLike | None = ...,
-) -> Any:
+) -> _Result:
     """Perform a matrix multiplication.
 
     `transform` of `jax.numpy.linalg.matmul`.
@@ -112,13 +113,13 @@ def matmul(
 
 def matrix_norm(
     x: ArrayLike, /, *, keepdims: builtins.bool = ..., ord: str | int = ...
-) -> Any:
+) -> _Result:
     """Compute the norm of a matrix or stack of matrices.
 
     `transform` of `jax.numpy.linalg.matrix_norm`.
     """
 
-def matrix_power(a: ArrayLike, n: int) -> Any:
+def matrix_power(a: ArrayLike, n: int) -> _Result:
     """Raise a square matrix to an integer power.
 
     `transform` of `jax.numpy.linalg.matrix_power`.
@@ -130,19 +131,19 @@ def matrix_rank(
     *,
     hermitian: builtins.bool = ...,
     tol: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the rank of a matrix.
 
     `transform` of `jax.numpy.linalg.matrix_rank`.
     """
 
-def matrix_transpose(x: ArrayLike, /) -> Any:
+def matrix_transpose(x: ArrayLike, /) -> _Result:
     """Transpose a matrix or stack of matrices.
 
     `transform` of `jax.numpy.linalg.matrix_transpose`.
     """
 
-def multi_dot(arrays: Sequence[ArrayLike], *, precision: Any = ...) -> Any:
+def multi_dot(arrays: Sequence[ArrayLike], *, precision: Any = ...) -> _Result:
     """Efficiently compute matrix products between a sequence of arrays.
 
     `transform` of `jax.numpy.linalg.multi_dot`.
@@ -153,13 +154,13 @@ def norm(
     ord: int | str | None = ...,
     axis: None | tuple[int | str, ...] | int | str = ...,
     keepdims: builtins.bool = ...,
-) -> Any:
+) -> _Result:
     """Compute the norm of a matrix or vector.
 
     `transform` of `jax.numpy.linalg.norm`.
     """
 
-def outer(x1: ArrayLike, x2: ArrayLike, /) -> Any:
+def outer(x1: ArrayLike, x2: ArrayLike, /) -> _Result:
     """Compute the outer product of two 1-dimensional arrays.
 
     `transform` of `jax.numpy.linalg.outer`.
@@ -171,13 +172,13 @@ def pinv(
     hermitian: builtins.bool = ...,
     *,
     rcond: ArrayLike | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the (Moore-Penrose) pseudo-inverse of a matrix.
 
     `transform` of `jax.numpy.linalg.pinv`.
     """
 
-def qr(a: ArrayLike, mode: str = ...) -> Any:
+def qr(a: ArrayLike, mode: str = ...) -> _Result | Any:
     """Compute the QR decomposition of an array
 
     `transform` of `jax.numpy.linalg.qr`.
@@ -189,7 +190,7 @@ def slogdet(a: ArrayLike, *, method: str | None = ...) -> Any:
     `transform` of `jax.numpy.linalg.slogdet`.
     """
 
-def solve(a: ArrayLike, b: ArrayLike) -> Any:
+def solve(a: ArrayLike, b: ArrayLike) -> _Result:
     """Solve a linear system of equations.
 
     `transform` of `jax.numpy.linalg.solve`.
@@ -201,13 +202,13 @@ def svd(
     compute_uv: builtins.bool = ...,
     hermitian: builtins.bool = ...,
     subset_by_index: tuple[int, int] | None = ...,
-) -> Any:
+) -> _Result | Any:
     """Compute the singular value decomposition.
 
     `transform` of `jax.numpy.linalg.svd`.
     """
 
-def svdvals(x: ArrayLike, /) -> Any:
+def svdvals(x: ArrayLike, /) -> _Result:
     """Compute the singular values of a matrix.
 
     `transform` of `jax.numpy.linalg.svdvals`.
@@ -222,13 +223,13 @@ def tensordot(
     precision: Any = ...,
     preferred_element_type: DTypeLike | None = ...,
     out_sharding: NamedSharding | P | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the tensor dot product of two N-dimensional arrays.
 
     `transform` of `jax.numpy.linalg.tensordot`.
     """
 
-def tensorinv(a: ArrayLike, ind: int = ...) -> Any:
+def tensorinv(a: ArrayLike, ind: int = ...) -> _Result:
     """Compute the tensor inverse of an array.
 
     `transform` of `jax.numpy.linalg.tensorinv`.
@@ -236,13 +237,13 @@ def tensorinv(a: ArrayLike, ind: int = ...) -> Any:
 
 def tensorsolve(
     a: ArrayLike, b: ArrayLike, axes: tuple[int | str, ...] | None = ...
-) -> Any:
+) -> _Result:
     """Solve the tensor equation a x = b for x.
 
     `transform` of `jax.numpy.linalg.tensorsolve`.
     """
 
-def trace(x: ArrayLike, /, *, offset: int = ..., dtype: DTypeLike | None = ...) -> Any:
+def trace(x: ArrayLike, /, *, offset: int = ..., dtype: DTypeLike | None = ...) -> _Result:
     """Compute the trace of a matrix.
 
     `transform` of `jax.numpy.linalg.trace`.
@@ -256,7 +257,7 @@ def vecdot(
     axis: int | str = ...,
     precision: Any = ...,
     preferred_element_type: DTypeLike | None = ...,
-) -> Any:
+) -> _Result:
     """Compute the (batched) vector conjugate dot product of two arrays.
 
     `transform` of `jax.numpy.linalg.vecdot`.
@@ -269,7 +270,7 @@ def vector_norm(
     axis: int | str | tuple[int | str, ...] | None = ...,
     keepdims: builtins.bool = ...,
     ord: int | str = ...,
-) -> Any:
+) -> _Result:
     """Compute the vector norm of a vector or batch of vectors.
 
     `transform` of `jax.numpy.linalg.vector_norm`.

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import treescope
 
 import jaxrewrite
 from jaxrewrite import values
@@ -293,6 +294,13 @@ def test_notebooks_draw_structure_and_what_is_stored(size):
     assert (
         "12 B stored, 36 B dense" if size == 3 else "4 kB stored, 4 MB dense"
     ) in page.text
+
+
+@pytest.mark.filterwarnings("ignore:The chararray class:DeprecationWarning")  # its own
+def test_treescope_shows_fields_and_has_the_page():
+    text = treescope.render_to_text({"length": Unitful(jnp.ones(3), "m")})
+    assert "'length': Unitful(" in text and "units=Units('m')" in text
+    assert "Rich HTML representation" in text
 
 
 def test_pages_are_escaped():

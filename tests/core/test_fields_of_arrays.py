@@ -27,6 +27,9 @@ MAKERS = {
     "Toeplitz: row": lambda: values.Toeplitz(jnp.ones(2), [1.0, 2.0]),
     "BlockDiagonal: blocks": lambda: values.BlockDiagonal([jnp.ones((2, 2))] * 2),
     "Interval: lower": lambda: values.Interval([0.0], [1.0]),
+    "Unitful: array": lambda: values.Unitful([1.0, 2.0], "m"),
+    "Named: array": lambda: values.Named([1.0, 2.0], "a"),
+    "Tagged: array": lambda: values.Tagged((1.0, 2.0), "a"),
     "Quantised: w": lambda: values.Quantised.quantise([[1.0, 2.0]]),
 }
 

@@ -347,6 +347,33 @@ def test_the_message_says_what_to_write(name):
     assert "jaxrewrite.values._" not in re.sub("<class '.*?'>", "", message)
 
 
+class Mute:
+    """An object that has something to say when JAX asks whether it is an array."""
+
+    @property
+    def __jax_array__(self):
+        raise ValueError("Nobody reads this.")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("operand", [Mute(), CODES])
+def test_an_operand_of_a_primitive_has_no_say_in_the_message_of_jax(operand):
+    """JAX asks in compiled code, which ignores errors. If that changes, values can speak."""
+    with pytest.raises(TypeError) as caught:
+        lax.add(operand, 1.0)
+    assert str(caught.value).startswith(
+        "Error interpreting argument to add as a JAX value."
+    )
+    assert f"{type(operand)}" in str(caught.value)
+
+
+def test_flax_compares_shapes_of_leaves_before_a_value_is_asked_anything():
+    packed = quantise(PARAMS, is_kernel, 4)
+    with pytest.raises(flax.errors.ScopeParamShapeError, match="kernel"):
+        MODEL.apply(packed, X)
+    assert transform(MODEL.apply)(packed, X).shape == (2, 4)
+
+
 def solver(c, z):
     doubled = c * 2.0
     factor = jnp.linalg.cholesky(doubled)  # This line is the one to name.

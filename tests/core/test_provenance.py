@@ -118,6 +118,35 @@ def test_one_warning_a_primitive_type_and_line():
     assert len(caught) == 2
 
 
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [
+        (1, " In net/layer0."),
+        (3, " In net/layer0, net/layer1, net/layer2."),
+        (6, " In net/layer0, net/layer1, net/layer2, net/layer3 and 2 more."),
+    ],
+)
+def test_a_warning_names_the_scopes_that_have_the_line(layers, text):
+    """A layer of Flax is such a scope, and its line is one of Flax."""
+    layer = jax.jit(lambda v: jnp.sin(v))
+
+    def program(v):
+        total = 0
+        with jax.named_scope("net"):
+            for i in range(layers):
+                with jax.named_scope(f"layer{i}"):
+                    total += layer(v) + layer(v)
+        return total
+
+    loop = lambda v: lax.fori_loop(0, 2, lambda i, x: x + program(v), jnp.zeros(3))
+    for fn in (program, loop):
+        with pytest.warns(jaxrewrite.MaterialisationWarning) as caught:
+            jaxrewrite.make_jaxpr(fn)(V)
+        (warned,) = caught
+        assert str(warned.message).endswith(text)
+        assert warned.message.remedy == "Register a rule"
+
+
 def test_effects_keep_their_order(capfd):
     log = []
 

@@ -41,6 +41,7 @@ from .._core.value import Value as _Value
 
 ALIASES = """
 _Array: TypeAlias = jax.Array | _Value
+_Result: TypeAlias = jax.Array | Any  # An array, or a value, as the rules say.
 ArrayLike: TypeAlias = jax.typing.ArrayLike | _Value
 DTypeLike: TypeAlias = jax.typing.DTypeLike
 _Axis: TypeAlias = int | str | Sequence[int | str] | None
@@ -74,13 +75,14 @@ class _Annotation(ast.NodeTransformer):
     """An annotation for functions of values."""
 
     def __init__(self, is_result):
-        self.names = {"Array": "Any" if is_result else "_Array"}
+        self.array = ast.Name("_Result" if is_result else "_Array")
 
     def visit_Name(self, node):
         if node.id == "bool":
             return ast.parse("builtins.bool", mode="eval").body
-        name = self.names.get(node.id, node.id if node.id in KNOWN else "Any")
-        return ast.Name(name)
+        if node.id == "Array":
+            return self.array
+        return ast.Name(node.id if node.id in KNOWN else "Any")
 
     def visit_Attribute(self, node):
         if ast.unparse(node) in ("builtins.bool", "_np.ndarray"):

@@ -103,6 +103,7 @@ def mistakes_about_the_type(v: Scaled) -> None:
     v.scales  # type: ignore
     v.name = "w"  # type: ignore
     v + "text"  # type: ignore
+    (v + 1).name  # type: ignore
     values.Diagnal  # type: ignore
     jaxrewrite.transfrom  # type: ignore
     patterns.stabel  # type: ignore
@@ -113,19 +114,36 @@ def mistakes_about_the_type(v: Scaled) -> None:
 
 def operators(v: Scaled, x: Array) -> None:
     """A result is a value or an array, as the rules say."""
-    assert_type(v @ x, Any)
-    assert_type(x @ v, Any)
-    assert_type(v + 1, Any)
-    assert_type(2.0 * v, Any)
-    assert_type(v - v, Any)
-    assert_type(-v, Any)
-    assert_type(abs(v), Any)
-    assert_type(divmod(v, 2), Any)
-    assert_type(v[0, 1:], Any)
-    assert_type(v < 1, Any)
-    assert_type(v == v, Any)
-    assert_type(v.T, Any)
-    assert_type(v.reshape(9).astype(jnp.float16), Any)
+    assert_type(v @ x, Array | Any)
+    assert_type(x @ v, Array | Any)
+    assert_type(v + 1, Array | Any)
+    assert_type(2.0 * v, Array | Any)
+    assert_type(v - v, Array | Any)
+    assert_type(-v, Array | Any)
+    assert_type(abs(v), Array | Any)
+    assert_type(divmod(v, 2), tuple[Array | Any, Array | Any])
+    assert_type(v[0, 1:], Array | Any)
+    assert_type(v < 1, Array | Any)
+    assert_type(v == v, Array | Any)
+    assert_type(v.T, Array | Any)
+    assert_type(v.reshape(9).astype(jnp.float16), Array | Any)
+    as_array: Array = x @ v  # It goes where an array goes, and has what an array has.
+    assert_type(as_array, Array)
+    assert_type((v @ x).shape, tuple[int, ...] | Any)
+    doubled = 2.0 * v
+    if isinstance(doubled, Scaled):
+        assert_type(doubled.name, str)
+
+
+def operators_of_annotated_arrays(x: Array) -> values.Unitful:
+    """They carry what their operands do."""
+    length = values.Unitful(x, "m")
+    assert_type(length * 2, values.Unitful | Any)
+    assert_type(x * length[0], values.Unitful | Any)
+    assert_type((length + length).to("km"), values.Unitful | Any)
+    assert_type(length < length, Array | Any)
+    assert_type((values.Masked(x, x > 0) - 1).mask, Array | Any)
+    return 3.0 * length
 
 
 # --- transform ------------------------------------------------------------------------------
@@ -217,18 +235,22 @@ def reports(v: Scaled, x: Array) -> None:
 
 
 def numpy_functions(v: Scaled, x: Array) -> None:
-    assert_type(rnp.sum(v, axis=0), Any)
+    assert_type(rnp.sum(v, axis=0), Array | Any)
     named = values.Named(ones((2, 3)), ("batch", None))
-    assert_type(rnp.sum(named, axis="batch"), Any)
-    assert_type(rnp.mean(named, axis=("batch", 1)), Any)
-    assert_type(rnp.take(named, 0, axis="batch"), Any)
-    assert_type(rnp.add(v, 1), Any)
-    assert_type(rnp.where(x > 0, v, x), Any)
-    assert_type(rnp.linalg.norm(v), Any)
-    assert_type(rnp.fft.fft(v).shape, Any)
+    assert_type(rnp.sum(named, axis="batch"), Array | Any)
+    assert_type(rnp.mean(named, axis=("batch", 1)), Array | Any)
+    assert_type(rnp.take(named, 0, axis="batch"), Array | Any)
+    assert_type(rnp.add(v, 1), Array | Any)
+    assert_type(rnp.where(x > 0, v, x), Array | Any)
+    assert_type(rnp.linalg.norm(v), Array | Any)
+    assert_type(rnp.fft.fft(v).shape, tuple[int, ...] | Any)
     assert_type(rnp.pi, float)
-    assert_type(jaxrewrite.numpy.concatenate([v, x]), Any)
+    assert_type(jaxrewrite.numpy.concatenate([v, x]), Array | Any)
     assert_type(rnp.ones(3, rnp.float32), Array)  # pyright: ignore[reportUnknownMemberType]
+    as_array: Array = rnp.matmul(x, v)
+    assert_type(as_array, Array)
+    assert_type(rnp.linalg.inv(v), Array | Any)
+    assert_type(rnp.meshgrid(x[0], x[0]), list[Array | Any])
 
 
 def mistakes_about_numpy(v: Scaled) -> None:
@@ -245,7 +267,7 @@ def ready_types(x: Array) -> None:
     diagonal = values.Diagonal(x[0])
     assert_type(diagonal, values.Diagonal)
     assert_type(diagonal.d, Array)
-    assert_type(diagonal @ x, Any)
+    assert_type(diagonal @ x, Array | Any)
     lora = values.Lora(x, x, x, scale=2.0)
     assert_type(lora.scale, float)
     assert_type(values.Quantised.quantise(x, 4), values.Quantised)
@@ -280,6 +302,7 @@ def main() -> None:
     reports(v, x)
     numpy_functions(v, x)
     ready_types(x)
+    operators_of_annotated_arrays(x)
 
 
 if __name__ == "__main__":

@@ -210,8 +210,10 @@ The type of the result for each type of square matrix of n rows, and how many nu
   the policy ``materialise=`` allows: by default with a warning.
 
 A chain of products and sums holds no more numbers than its operands together, or than a dense array, up to a few vectors. A closed
-form that would hold more is not made: a product of two ``Banded`` or two ``LowRank`` matrices that would fill the array is lazy, or
-dense by the policy, and the product of a ``Sum`` and a matrix is a sum of products only if that does not repeat the matrix.
+form that would hold more is not made:
+
+- A product of two ``Banded`` or two ``LowRank`` matrices that would fill the array is lazy, or dense by the policy.
+- The product of a ``Sum`` and a matrix is a sum of products only if that does not repeat the matrix.
 """
 
 

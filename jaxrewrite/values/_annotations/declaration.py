@@ -20,7 +20,8 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, register
 from jaxrewrite.primitives import BINARY
 
-from .._base.structured import Structured, fields_of
+from .._base.structured import fields_of
+from .operators import Carrying
 
 
 TWO = (
@@ -71,7 +72,7 @@ def _dtype(x: Any) -> Any:
     return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
 
 
-class Annotated(Structured):
+class Annotated(Carrying):
     """Base class of an array and what it carries, which is metadata: units, names, tags.
 
     A subclass has a field ``array``, an array or another value, and static fields. It has an

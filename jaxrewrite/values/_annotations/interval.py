@@ -16,7 +16,7 @@ from jaxtyping import Array
 from jaxrewrite.primitives import COMPARISON, DECREASING, INCREASING, UNARY
 
 from .._base import in_blocks
-from .._base.structured import Structured, disproved, inexact
+from .._base.structured import disproved, inexact
 from .declaration import (
     MOVING,
     SCATTER,
@@ -26,9 +26,10 @@ from .declaration import (
     like,
     lowest,
 )
+from .operators import Carrying
 
 
-class Interval(Structured):
+class Interval(Carrying):
     r"""All arrays between two bounds, entry by entry.
 
     A program on an interval gives bounds on its results for all arrays inside. With

@@ -23,14 +23,15 @@ from jaxrewrite.primitives import BINARY, UNARY
 
 from .._base import in_blocks
 from .._base.contract import labels
-from .._base.structured import Structured, inexact
+from .._base.structured import inexact
 from .declaration import MOVING, annotation_rule, applies_function, highest, like, lowest
 from .named import Named
+from .operators import Carrying
 from .tagged import Tagged
 from .unitful import Unitful
 
 
-class Masked(Structured):
+class Masked(Carrying):
     r"""An array with a mask of its missing entries, like those of `numpy.ma`.
 
     With :math:`m` for the mask, which is true where an entry is **missing**,

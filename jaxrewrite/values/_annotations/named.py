@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import Array
 
 import jaxrewrite
 from jaxrewrite.primitives import BINARY, CUMULATIVE, REDUCTION, UNARY
@@ -89,7 +90,7 @@ class Named(Annotated):
     # Only the names are lost. Derivative rules get arrays without names.
     materialise_policy = "allow"
 
-    array: Any
+    array: Array
     names: Names = jaxrewrite.field(static=True)
 
     def __init__(self, array: Any, names: Iterable[str | None]):

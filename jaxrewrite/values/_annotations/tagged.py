@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jaxtyping import Array
+
 import jaxrewrite
 
 from .declaration import Annotated, annotation_rule, mapped
@@ -69,7 +71,7 @@ class Tagged(Annotated):
     # Only the tags are lost. Derivative rules get arrays without tags.
     materialise_policy = "allow"
 
-    array: Any
+    array: Array
     tags: frozenset[str] = jaxrewrite.field(static=True)
 
     def __init__(self, array: Any, tags: str | Iterable[str]):

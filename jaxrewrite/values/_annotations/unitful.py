@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
+from jaxtyping import Array
 
 import jaxrewrite
 
@@ -119,7 +120,7 @@ class Unitful(Annotated):
     outer = 30
     _holds_its_own = False
 
-    array: Any
+    array: Array
     units: Units = jaxrewrite.field(static=True)
 
     def __init__(self, array: Any, units: Any):

@@ -50,6 +50,8 @@ class Units:
     >>> newton = Units("kg*m/s^2")
     >>> newton, newton / Units("kg"), newton ** 0.5, newton / newton
     (Units('kg m s^-2'), Units('m s^-2'), Units('kg^(1/2) m^(1/2) s^-1'), Units('1'))
+    >>> Units("km/h")
+    Units('km h^-1')
     """
 
     __slots__ = ("exponents",)
@@ -104,7 +106,8 @@ class Units:
         return hash((type(self), self.exponents))
 
     def __str__(self) -> str:
-        return " ".join(_power(*factor) for factor in self.exponents) or "1"
+        ordered = sorted(self.exponents, key=lambda factor: factor[1] < 0)
+        return " ".join(_power(*factor) for factor in ordered) or "1"
 
     def __repr__(self) -> str:
         return f"Units({str(self)!r})"

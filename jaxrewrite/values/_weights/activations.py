@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import ArrayLike
 
 import jaxrewrite
+from jaxrewrite.extend import warn_from_rule
 
 from .._base.contract import Labels, along_result
 from .coded import blockwise, convolved, scale_in
@@ -116,6 +117,22 @@ def _not_in(others: Labels, labels: Labels) -> list[int]:
     return [i for i, label in enumerate(labels) if label not in others]
 
 
+def _warn_of_floats(v: Quantised) -> None:
+    """Warn that a product sums entries with several scales, so that it is none of integers.
+
+    The product of a cotangent sums what the product of the program keeps. So with the best
+    scales for the latter it has several, and there is nothing to mend.
+    """
+    warn_from_rule(
+        f"Quantised: this product sums entries of a weight of shape {v.shape} with several "
+        f"scales, {v.scale.shape} in all, so it is one of floats in spite of "
+        f'activations="{v.activations}", which only rounds here. Give one scale for each '
+        "output: quantise(params, where, axes=jaxrewrite.values.weight_axes(fn, params, x), "
+        f'activations="{v.activations}") finds out what is summed. Or leave out activations.',
+        is_forward=True,
+    )
+
+
 @jaxrewrite.register("dot_general", exchange="types")
 def _(
     x: Quantised,
@@ -138,7 +155,10 @@ def _(
     scale = _scale(v, x, summed)
     fits = is_summable(terms.v, terms.x, terms.out, v.shape)
     is_slow = v.q.dtype == jnp.int4 and rows_of(x, terms) < LEAST_ROWS_OF_INT4
-    if v.zero is not None or not fits or is_slow or not is_scaled_after(v, terms):
+    is_in_blocks = not is_scaled_after(v, terms)
+    if is_in_blocks:
+        _warn_of_floats(v)
+    if v.zero is not None or not fits or is_slow or is_in_blocks:
         return multiplied(v, _rounded(x, scale), terms)
     wide, labels = terms._replace(dtype=terms.wide), (terms.v, terms.x, terms.out)
     raw = _straight_through(
@@ -164,6 +184,8 @@ def _(x: ArrayLike, v: Quantised, *, preferred_element_type, **params) -> Any:
     scale = _scale(v, x, [i for i in range(x.ndim) if i != batch_axis])
     is_scaled_before = any(k > 1 for i, k in enumerate(v.scale.shape) if i != features)
     fits = v.size // max(v.shape[features], 1) <= MOST_SUMMED
+    if is_scaled_before:
+        _warn_of_floats(v)
     if v.zero is not None or not fits or is_scaled_before:
         kind = {"preferred_element_type": preferred_element_type}
         return convolved(_rounded(x, scale), v, **kind, **params)

@@ -83,6 +83,13 @@ def quantise(
     TypeError
         If ``where`` is no function.
 
+    Warns
+    -----
+    UserWarning
+        If a weight with ``activations`` has several scales along what its products sum, so that
+        they are none of integers. Without ``axes`` it is not known what is summed; then the
+        product itself warns, when a program with it is rewritten.
+
     Examples
     --------
     >>> import jax.numpy as jnp

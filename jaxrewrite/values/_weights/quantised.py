@@ -112,7 +112,8 @@ class Quantised(Coded):
     beside that of the weight. It is computed in 8-bit integers if all that is summed shares
     a scale, there is no ``zero``, the sum of less than 131,000 products fits 32 bits, and the
     weight has not four bits for less than 16 rows; else in floating point, with the rounded
-    array. Gradients with respect to the array pass straight through the rounding, and are zero
+    array. If what is summed has several scales, a warning says so, since other scales would
+    give a product of integers. Gradients with respect to the array pass straight through the rounding, and are zero
     for entries that were cut off. Those with respect to the scales are exact. This holds for
     ``jax.grad(transform(f))``. In ``transform(jax.grad(f))`` cotangents are multiplied with
     the weight, and are rounded as any array is if dynamic, and not with a range that

@@ -49,12 +49,17 @@ PRODUCTS = {
 }
 
 
+# Some scales are along what is summed. The numbers are right, but the warning is expected.
+rounds_only = pytest.mark.filterwarnings("ignore:Quantised. this product sums:UserWarning")
+
+
 def bound(x, w, equation):
     """Half a step of each row of ``x`` times the entries of ``w`` that it meets."""
     step = abs(x).max(-1, keepdims=True) / 127
     return np.einsum(equation, np.broadcast_to(step / 2, x.shape), abs(w))
 
 
+@rounds_only
 @pytest.mark.parametrize("kind", ["columns", "3 bits", *map(slow, REST)])
 def test_products_are_within_half_a_step(kind, bulk):
     v = jax.jit(KINDS[kind])(normal(16, 12))
@@ -76,6 +81,7 @@ def test_products_are_within_half_a_step(kind, bulk):
     assert ("preferred_element_type=int32" in jaxpr) == (kind in IN_INTEGERS)
 
 
+@rounds_only
 def test_the_numbers_are_those_of_the_rounded_operand(bulk):
     """The product in integers is that in floating point."""
     x, w = normal(20, 16, seed=1), normal(16, 12)
@@ -88,6 +94,7 @@ def test_the_numbers_are_those_of_the_rounded_operand(bulk):
         np.testing.assert_allclose(got, want, 1e-4, 1e-4, err_msg=kind)
 
 
+@rounds_only
 @pytest.mark.parametrize("kind", ["columns", "blocks", slow("3 bits")])
 def test_gradients_pass_straight_through(kind, bulk):
     """The gradient to ``x`` is that without rounding; those to the scales are exact."""
@@ -124,6 +131,7 @@ CONVOLUTIONS = {
 }
 
 
+@rounds_only
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["columns", slow("int4"), slow("affine")])
 def test_convolutions(kind, bulk):
@@ -194,6 +202,7 @@ def test_other_dtypes(dtype, bulk):
         assert (error <= allowed + 2 * float(jnp.finfo(dtype).eps) * 16).all()
 
 
+@rounds_only
 def test_what_is_not_finite_shows():
     v = weight(normal(4, 3), axis=1)
     x = jnp.array([[1, jnp.nan, 0, 0], [jnp.inf, 0, 0, 1], [0, 0, 0, 0], [1, 2, 3, 4.0]])
@@ -537,6 +546,62 @@ def test_integers_and_weights_without_entries_have_no_range():
     after = calibrate(program)([empty, v, v], [x])
     assert [w.activations for w in after] == [None, "static", "static"]
     np.testing.assert_array_equal(after[1].activation_range, np.ones((4, 1)))
+
+
+TOO_FINE = r"several scales, .*activations=\"dynamic\".*axes=jaxrewrite.values.weight_axes"
+
+
+def chain(v, x):
+    """A product in a body, of which the whole program may be differentiated."""
+    step = lambda x, w: (jax.jit(lambda x: jnp.tanh(x @ w))(x), None)
+    return jax.lax.scan(step, x, v)[0].sum()
+
+
+def image(w, x):
+    return jnp.tanh(jax.lax.conv_general_dilated(x, w, (1, 1), "SAME")).sum()
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape", "x", "right", "wrong"),
+    [
+        (lambda v, x: jnp.tanh(x @ v).sum(), (8, 6), (3, 8), (0, 1), (1, 0)),
+        (lambda w, x: jnp.tanh(w @ x).sum(), (8, 6), (6,), (1, 0), (0, 1)),
+        (chain, (2, 6, 6), (3, 6), (1, 0, 1), (1, 1, 0)),
+        (image, (4, 3, 3, 3), (1, 3, 5, 5), (1, 0, 0, 0), (0, 1, 0, 0)),
+    ],
+    ids=["inputs first", "outputs first", "layers", "convolution"],
+)
+def test_a_layout_without_products_of_integers_is_one_warning(fn, shape, x, right, wrong):
+    """At the line of the product; a product of cotangents sums what it may."""
+    w, x = normal(*shape), normal(*x)
+    by_axes = lambda kept: weight(w, axis=[i for i, is_kept in enumerate(kept) if is_kept])
+    gradient = jax.grad(fn, argnums=1)
+    for program in (fn, gradient):
+        jaxrewrite.make_jaxpr(program)(by_axes(right), x)
+    for program in (fn, gradient):
+        with pytest.warns(UserWarning, match=TOO_FINE) as caught:
+            jaxrewrite.make_jaxpr(program)(by_axes(wrong), x)
+        assert [c.filename for c in caught] == [__file__]
+
+
+def test_the_warning_comes_once_for_a_program():
+    w, x = normal(6, 6), normal(3, 6)
+    twice = lambda v, x: [x @ v, x @ v]  # Two equations of one line.
+    program = jaxrewrite.transform(twice)
+    with pytest.warns(UserWarning, match=TOO_FINE) as caught:
+        for _ in range(2):
+            program(weight(w, axis=0), x)
+    assert len(caught) == 1
+
+
+def test_a_backward_rule_of_a_user_does_not_warn():
+    v, x = weight(normal(6, 6), axis=1), normal(3, 6)
+    multiply = jax.custom_vjp(lambda v, x: x @ v)
+    backward = lambda kept, ct: (kept[1].T @ ct, ct @ kept[0].T)
+    multiply.defvjp(lambda v, x: (x @ v, (v, x)), backward)
+    loss = jaxrewrite.transform(lambda x, v: multiply(v, x).sum())
+    assert "custom_vjp_call" in str(jax.make_jaxpr(loss)(x, v))
+    jax.make_jaxpr(jax.grad(loss))(x, v)
 
 
 def test_a_weight_that_is_used_in_two_directions_has_no_range(bulk):

@@ -166,6 +166,7 @@ def test_in_programs(anywhere, kind, names):
     )
 
 
+@pytest.mark.filterwarnings("ignore:Quantised. this product sums:UserWarning")
 def test_what_does_not_fit_is_multiplied_as_before(anywhere):
     x = jax.ShapeDtypeStruct((3, 64), "float32")
     quantised = functools.partial(Quantised.quantise, bits=4, block=32)
