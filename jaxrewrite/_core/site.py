@@ -172,6 +172,9 @@ class Site(NamedTuple):
 
     def passed_on(self, notices: Iterable[Notice]) -> list[Notice]:
         """The notices from within this equation that hold for it, with its line."""
+        notices = list(notices)
+        if not notices:  # nearly always; the line is looked up among the frames of a traceback
+            return notices
         is_backward = _compat.is_transposed(self.source_info)
         line, scope = self.line, self.scope
         return [n.at(line, scope) for n in notices if not (n.is_forward and is_backward)]
@@ -210,8 +213,7 @@ class Site(NamedTuple):
         builder.changed = True
         if builder.recorder is not None:
             builder.recorder.extend(result.inner)
-        here = (notice.nowhere() for notice in traced.notices)
-        builder.notice(self.passed_on(here))
+        builder.notice(self.passed_on(notice.nowhere() for notice in traced.notices))
         targets = {
             var: self.outvars[i]
             for var, i in traced.dense_results
