@@ -173,7 +173,9 @@ class Site(NamedTuple):
     def passed_on(self, notices: Iterable[Notice]) -> list[Notice]:
         """The notices from within this equation that hold for it, with its line."""
         notices = list(notices)
-        if not notices:  # nearly always; the line is looked up among the frames of a traceback
+        if (
+            not notices
+        ):  # nearly always; the line is looked up among the frames of a traceback
             return notices
         is_backward = _compat.is_transposed(self.source_info)
         line, scope = self.line, self.scope
