@@ -533,8 +533,11 @@ def test_folders_that_are_not_whole(tmp_path):
     folder = written(tmp_path / "model", {}, one, one)
     (folder / "model-1.safetensors").rename(folder / "other")
     index = folder / "model.safetensors.index.json"
-    with pytest.raises(FileNotFoundError, match="names files that are not there"):
+    with pytest.raises(FileNotFoundError) as missing:
         load_hf(folder)
+    assert str(missing.value) == (
+        f"load_hf: {index} names files that are not there: {folder / 'model-1.safetensors'}."
+    )
     (folder / "other").rename(folder / "model-1.safetensors")
     index.unlink()
     with pytest.raises(ValueError, match="a tensor w that is also in"):

@@ -84,6 +84,26 @@ def test_runtime_errors_name_the_line():
     assert f"test_provenance.py:{fails.__code__.co_firstlineno + 1}" in notes
 
 
+def test_an_error_of_jax_has_the_users_line():
+    def wrong(v):
+        return jnp.reshape(v, (5, 5))
+
+    with pytest.raises(TypeError, match="reshape") as raised:
+        transform(lambda v: wrong(v))(V)
+    line = wrong.__code__.co_firstlineno + 1
+    assert f"{__file__}:{line} (wrong)" in "".join(raised.value.__notes__)
+
+
+def test_an_error_names_a_value_that_a_function_within_closes_over():
+    def adding(offset):
+        return lambda x: jnp.sin(offset) + x
+
+    add = adding(V)
+    with pytest.raises(TypeError) as raised:
+        transform(lambda x: add(x))(V.x)
+    assert "closes over offset (Doubled)" in "".join(raised.value.__notes__)
+
+
 def test_warning_points_at_the_users_line():
     def program(v):
         return jnp.sin(v)

@@ -32,6 +32,7 @@ from jaxrewrite.values import (
     Units,
     UnitsError,
 )
+from jaxrewrite.values._annotations.declaration import highest, lowest
 from jaxrewrite.values._annotations.interval import _is_one_large, _rounding
 
 
@@ -1734,3 +1735,10 @@ def test_products_of_a_stack_that_is_never_dense_are_refused_in_any_order(rules)
     product = jaxrewrite.transform(lambda v: v @ a @ b, rules=rules, materialise="allow")
     with pytest.raises(jaxrewrite.MaterialisationError, match="Masked can't be made dense"):
         product(v)
+
+
+def test_the_lowest_number_of_a_dtype_is_infinite_where_there_is_infinity():
+    assert (lowest(jnp.float32), highest(jnp.bfloat16)) == (-jnp.inf, jnp.inf)
+    assert (lowest(jnp.float8_e4m3fn), highest(jnp.float8_e4m3fn)) == (-448, 448)
+    assert (lowest(jnp.int8), highest(jnp.uint8)) == (-128, 255)
+    assert (lowest(jnp.bool_), highest(jnp.bool_)) == (False, True)
