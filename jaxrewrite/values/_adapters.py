@@ -13,6 +13,7 @@ from jaxtyping import Array, ArrayLike
 import jaxrewrite
 
 from ._weights.dora import Dora
+from ._weights.dropped import Dropped
 from ._weights.lora import Lora
 from ._weights.rescaled import Rescaled
 
@@ -37,27 +38,32 @@ def merge(tree: Any) -> Any:
 
 
 def dropout(tree: Any, rate: float, key: Array) -> Any:
-    r"""Drop some inputs of each adapter of a pytree, for one step of training.
+    r"""Drop entries of what each adapter of a pytree is multiplied with, for one step of training.
 
-    Each row of ``a`` of a `Lora` or `Dora` is kept with probability :math:`1 - p`, and is then
-    divided by it, and is zero otherwise (arXiv:2404.09610). So a change does not see some inputs
-    of its weight, and the weight itself sees all. The rows are the same for all that the weight is
-    multiplied with. For an example of its own, call it in `jax.vmap`, over a key for each element of
-    a batch. In evaluation, leave it out.
+    The change of a weight sees each entry of an array with probability :math:`1 - p`, divided by it,
+    and zero otherwise. The weight itself sees all. Each token, and each example of a batch, has
+    entries of its own, as with ``lora_dropout`` of peft. Only products and convolutions drop
+    entries: as an array, and in lookups, an adapter is what it was, which is the mean. Where a
+    model uses a weight several times, such as at each step of a loop, arrays of one shape lose the
+    same entries. Under `jax.vmap` of the transformed function, so do all examples, unless each has
+    a key of its own. Differentiate the transformed function: a cotangent within it, as of
+    ``transform(jax.grad(f))``, meets the factor itself. In evaluation, leave it out.
 
     Parameters
     ----------
     tree
         Any pytree.
     rate
-        The probability :math:`p` to drop a row, less than one.
+        The probability :math:`p` to drop an entry, less than one.
     key
         A key for `jax.random`. It may be traced.
 
     Returns
     -------
     Any
-        The same pytree with other factors ``a``. Derivatives reach the factors of ``tree``.
+        The same pytree with factors ``a`` that drop entries. A `Dora` becomes the `Rescaled` that it
+        is in products, since the lengths of its columns are those without dropout. Derivatives
+        reach the parts of ``tree``.
 
     Raises
     ------
@@ -68,15 +74,16 @@ def dropout(tree: Any, rate: float, key: Array) -> Any:
     --------
     >>> import jax, jax.numpy as jnp, jaxrewrite
     >>> from jaxrewrite.values import Lora, dropout
-    >>> params = {"kernel": Lora(jnp.ones((4, 2)), jnp.ones((4, 1)), jnp.ones((1, 2)))}
-    >>> dropout(params, 0.5, jax.random.key(0))["kernel"].a.T
-    Array([[0., 2., 2., 2.]], dtype=float32)
+    >>> params = {"kernel": Lora(jnp.zeros((4, 4)), jnp.eye(4), jnp.eye(4))}
     >>> model = jaxrewrite.transform(lambda params, x: x @ params["kernel"])
+    >>> model(dropout(params, 0.5, jax.random.key(0)), jnp.ones((2, 4)))
+    Array([[0., 2., 0., 2.],
+           [0., 2., 2., 2.]], dtype=float32)
     >>> def loss(params, key, x):
     ...     return (model(dropout(params, 0.5, key), x) ** 2).sum()
     >>> gradient = jax.grad(loss)(params, jax.random.key(0), jnp.ones((3, 4)))
     >>> gradient["kernel"].a.shape
-    (4, 1)
+    (4, 4)
     """
     if not 0 <= rate < 1:
         raise ValueError(f"dropout: rate is {rate}; it must be at least 0 and less than 1.")
@@ -86,12 +93,18 @@ def dropout(tree: Any, rate: float, key: Array) -> Any:
     if not positions:
         raise ValueError("dropout: there is no Lora or Dora in this pytree.")
     for i, own in zip(positions, jax.random.split(key, len(positions)), strict=True):
-        a = leaves[i].a
-        kept = jax.random.bernoulli(own, 1 - rate, (*a.shape[:-1], 1))
-        factor = kept.astype(a.dtype) / jnp.asarray(1 - rate, a.dtype)
-        multiply = jaxrewrite.transform(jnp.multiply, materialise="allow")
-        leaves[i] = dataclasses.replace(leaves[i], a=multiply(a, factor))
+        leaves[i] = _dropping(leaves[i], rate, own)
     return jax.tree.unflatten(treedef, leaves)
+
+
+def _dropping(v: Lora | Dora, rate: float, key: Array) -> Any:
+    if isinstance(v, Dora):
+        rescaled: Any = v.rescaled()
+        return dataclasses.replace(rescaled, w=_dropping(v.lora, rate, key))
+    batch = v.a.shape[: v.a.ndim - 1 - len(v.rows)]
+    seeds = jax.random.bits(key, (*batch, *(1,) * (v.a.ndim - len(batch))), "uint32")
+    factor: Any = Dropped(v.a, seeds, float(rate))
+    return dataclasses.replace(v, a=factor)
 
 
 def stack_adapters(trees: Sequence[Any]) -> Any:
