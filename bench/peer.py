@@ -1,4 +1,4 @@
-"""Quax, where it is installed, and our values as its values."""
+"""Other libraries, where they are installed: Quax, with our values as its values, and Qwix."""
 
 from __future__ import annotations
 
@@ -12,8 +12,17 @@ from .values import Lora, Zero
 
 def quax_values() -> Any:
     """The module of Quax's values, or ``None`` without Quax."""
+    return _with_others("quax_values")
+
+
+def qwix_products() -> Any:
+    """The module of Qwix's products, or ``None`` without Qwix."""
+    return _with_others("qwix_products")
+
+
+def _with_others(module: str) -> Any:
     try:
-        return importlib.import_module(".quax_values", __package__)
+        return importlib.import_module(f".{module}", __package__)
     except ImportError:
         return None
 

@@ -5,7 +5,8 @@ Dense is the product with the float32 weight, and *bfloat16* with the same weigh
 is the least time, relative to dense, that reading the weight allows: its bytes over those of
 the dense one. The temporaries are from XLA's memory analysis. *Rounded rows* are those of
 ``activations="dynamic"``: each row of the other operand is rounded to 8 bits as well, and the
-product is one of integers.
+product is one of integers. *Qwix* is `Qwix <https://github.com/google/qwix>`_ with the same format, in the
+same process, if it is installed.
 
 On a GPU the products are in bfloat16, and *implicit* is with ``rules=gpu_kernels``. Each figure
 is the time of one of many products in a row, each with its own weight, since a call takes longer
@@ -26,6 +27,7 @@ import jaxrewrite
 from jaxrewrite.values import GGUF, NF4, Float8, Microscaled, Quantised, gpu_kernels
 
 from . import measure
+from .peer import qwix_products
 from .suite import Case, Measurement, Options, Part, Target
 
 
@@ -87,6 +89,9 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
     w = jnp.asarray(numbers.normal(size=(n, n)), jnp.float32)
     half = w.astype(jnp.bfloat16)
     implicit = jaxrewrite.transform(product, materialise="forbid")
+    qwix, case = qwix_products(), Case("quantised", f"{n} x {n}")
+    if qwix is None:
+        progress("Qwix is not installed: python -m pip install -e '.[peers]'")
     for rows in options.of((1,), ROWS, ROWS):
         x = jnp.asarray(numbers.normal(size=(rows, n)), jnp.float32)
         for name, make in FORMATS.items():
@@ -98,6 +103,8 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
                 "dequantised": (dequantised, x, v),
                 "bfloat16": (product, x.astype(jnp.bfloat16), half),
             }
+            if qwix is not None and name in qwix.FORMATS:
+                programs["qwix"] = qwix.product, x, qwix.quantised(name, w)
             compiled = {
                 variant: jax.jit(fn).lower(*operands).compile()
                 for variant, (fn, *operands) in programs.items()
@@ -110,7 +117,10 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
             np.testing.assert_allclose(
                 got, want, rtol=0, atol=TOLERANCE.get(name, 1e-4) * float(abs(want).max())
             )
-            case = Case("quantised", f"{n} x {n}")
+            if "qwix" in programs:
+                _, *operands = programs["qwix"]
+                got, want = calls["qwix"](), qwix.dequantised(*operands)
+                np.testing.assert_allclose(got, want, 0, 1e-4 * float(abs(want).max()))
             samples = measure.interleaved(calls, repeats)
             what = quantity(name, rows)
             yield from case.timed(what, samples)

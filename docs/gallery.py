@@ -48,6 +48,12 @@ def blocks():
     return values.GGUF.from_bytes(data, "Q8_0")[:, :8]
 
 
+def short_last_block():
+    """Blocks of five rows, of which the last one has three."""
+    is_all = lambda path, leaf: True
+    return values.quantise({"w": weight()}, is_all, 4, block=5)["w"]
+
+
 def sparse():
     return jnp.where(jnp.asarray(RANDOM.random((8, 8)) < 0.15), some(8, 8), 0)
 
@@ -114,6 +120,7 @@ PAGES_OF_TYPES = {
             "Dora": lambda: values.Dora.of(lora()),
             "Rescaled": lambda: values.Rescaled(weight(), jnp.asarray([some(8)])),
             "Quantised": lambda: values.Quantised.quantise(weight(), 8, axis=-1),
+            "Concatenated": short_last_block,
             "Float8": lambda: values.Float8.quantise(weight()),
             "NF4": lambda: values.NF4.quantise(weight(), (8, 1)),
             "Microscaled": lambda: values.Microscaled.quantise(weight(), block=8),

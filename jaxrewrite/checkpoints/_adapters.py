@@ -1,4 +1,4 @@
-"""`Lora` weights of a pytree, in the files of peft."""
+"""Adapted weights of a pytree, in the files of peft."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ import numpy as np
 
 import jaxrewrite
 from jaxrewrite import Value
-from jaxrewrite.values import Dora, Lora
+from jaxrewrite.values import Dora, Lora, Rescaled, adapt
 
-from ._peft import COMPUTED, Adapter, read, write
+from ._ia3 import (
+    bias_beside,
+    check_biases,
+    is_bias,
+    rescaled,
+    rescaled_bias,
+    scalings_of,
+)
+from ._peft import COMPUTED, Adapter, write
+from ._peft_vectors import Scaling, read_any, shared, write_ia3, write_vera
 
 
 # The module of a weight, or the modules of stacked weights; None for a weight without.
@@ -53,8 +62,12 @@ def save_adapter(
     directory
         The directory, which is made if there is none.
     params
-        A pytree with `Lora` weights, or `Dora` weights. Their ranks and scales may differ: those that are not
-        the most frequent are written as ``rank_pattern`` and ``alpha_pattern``.
+        A pytree with `Lora` weights, or `Dora` weights, or `Rescaled` weights, which are those of
+        IA3. Ranks and scales may differ: those that are not the most frequent are written as
+        ``rank_pattern`` and ``alpha_pattern``. A `Lora` as ``adapt(..., method="vera")`` makes it
+        is written as VeRA if all are parts of one pair of random matrices, and as LoRA otherwise.
+        IA3 multiplies what a layer returns, so a ``bias`` beside a weight whose outputs are
+        multiplied has to be a `Rescaled` with the same numbers.
     names
         The module of PyTorch to which each weight belongs: a function of the path of the
         weight, or a table by such paths. A path is that of `jaxrewrite.values.adapt`, such as
@@ -86,7 +99,7 @@ def save_adapter(
     ImportError
         If the package ``safetensors`` is missing.
     ValueError
-        If there is no `Lora`, if one has no module or one without a name, two have the same,
+        If there is no adapter, or there are those of several kinds; if one has no module or one without a name, two have the same,
         or the number of modules is not that of stacked layers; or if ``config`` has fields that
         are computed here.
 
@@ -109,15 +122,17 @@ def save_adapter(
         raise ValueError(
             f"{_SAVE}: {', '.join(computed)} follows from the other arguments."
         )
-    adapters: dict[str, Adapter] = {}
-    for _, path, weight in _weights(_SAVE, params):
-        if not isinstance(weight, (Lora, Dora)):
+    weights = {path: weight for _, path, weight in _weights(_SAVE, params)}
+    check_biases(weights)
+    adapters: dict[str, Any] = {}
+    for path, weight in weights.items():
+        is_adapted = isinstance(weight, (Lora, Dora, Rescaled))
+        if not is_adapted or (isinstance(weight, Rescaled) and is_bias(path)):
             continue
         modules = _modules(_SAVE, names, path)
         if modules is None:
             raise ValueError(f"{_SAVE}: names has no module for {path}, which is adapted.")
-        kind = _kind(kinds, path, weight)
-        for module, adapter in _split(path, weight, modules, layout, kind):
+        for module, adapter in _parts(path, weights, modules, layout, kinds):
             if not module:
                 raise ValueError(
                     f"{_SAVE}: the module of {path or 'this Lora'} has no name. Say by `names` "
@@ -128,11 +143,41 @@ def save_adapter(
             adapters[module] = adapter
     if not adapters:
         raise ValueError(f"{_SAVE}: there is no Lora in this pytree.")
-    if len({adapter.magnitude is None for adapter in adapters.values()}) > 1:
+    methods = sorted(set(map(_method, adapters.values())), reverse=True)
+    if len(methods) > 1:
         raise ValueError(
-            f"{_SAVE}: there are Lora and Dora weights. A file of peft has one or the other."
+            f"{_SAVE}: there are {' and '.join(methods)} weights. A file of peft has one kind."
         )
-    write(pathlib.Path(directory), adapters, use_rslora, config or {})
+    folder, more = pathlib.Path(directory), config or {}
+    if isinstance(next(iter(adapters.values())), Scaling):
+        write_ia3(folder, adapters, more)
+    elif (matrices := shared(adapters)) is not None:
+        write_vera(folder, adapters, matrices, more)
+    else:
+        plain = {module: adapter.multiplied() for module, adapter in adapters.items()}
+        write(folder, plain, use_rslora, more)
+
+
+def _method(adapter: Any) -> str:
+    if isinstance(adapter, Scaling):
+        return "Rescaled"
+    return "Lora" if adapter.magnitude is None else "Dora"
+
+
+def _parts(
+    path: str,
+    weights: Mapping[str, Any],
+    modules: str | Sequence[str],
+    layout: Layout,
+    kinds: Kinds | None,
+) -> Iterator[tuple[str, Any]]:
+    """The adapter of each module of a weight."""
+    weight = weights[path]
+    if not isinstance(weight, Rescaled):
+        return _split(path, weight, modules, layout, _kind(kinds, path, weight))
+    in_first = _is_in_out(_SAVE, layout)
+    is_convolution = _kind(kinds, path, weight) == "convolution"
+    return scalings_of(path, weights, modules, in_first, is_convolution)
 
 
 def load_adapter(
@@ -142,7 +187,7 @@ def load_adapter(
     names: Names | None = None,
     layout: Layout = "in_out",
 ) -> Any:
-    """Adapt the weights of a pytree by the files of a LoRA adapter of peft.
+    """Adapt the weights of a pytree by the files of an adapter of peft.
 
     The result has the adapters of the file and no others. So this also takes the place of
     adapters that are there, which is how to swap them. Everything is checked before anything
@@ -153,17 +198,21 @@ def load_adapter(
     directory
         The directory with ``adapter_model.safetensors`` and ``adapter_config.json``.
     params
-        A pytree whose weights are arrays, values such as quantised weights, or `Lora` or `Dora`, of
-        which the base is taken and, if it has more than two axes, ``rows`` and ``cols``: use
-        `jaxrewrite.values.adapt` for weights with heads first.
+        A pytree whose weights are arrays, values such as quantised weights, or `Lora`, `Dora` or
+        `Rescaled`, of which the base is taken and, if it has more than two axes, ``rows`` and
+        ``cols``: use `jaxrewrite.values.adapt` for weights with heads first. For an adapter of
+        PiSSA they are the weights without any: what is left of them without the largest singular
+        values is computed.
     names, layout
         As in `save_adapter`. A function may return None for weights that have no adapter.
 
     Returns
     -------
     Any
-        The same pytree, with a `Lora`, or a `Dora`, for each module of the file. The factors have the dtypes
-        of the file. The base weights are the same objects as in ``params``.
+        The same pytree, with a `Lora`, or a `Dora`, for each module of the file, or a `Rescaled`
+        if the file is of IA3. Of VeRA, the factors are `Rescaled`. The factors have the dtypes of
+        the file. The base weights are the same objects as in ``params``, but for those of PiSSA.
+        A leaf ``bias`` beside a weight whose outputs IA3 multiplies becomes a `Rescaled` as well.
 
     Raises
     ------
@@ -172,8 +221,8 @@ def load_adapter(
     FileNotFoundError
         If one of the files is missing.
     ValueError
-        If a file is damaged; if the adapter is not LoRA or DoRA of linear layers, embeddings and
-        convolutions in one group; if it has modules that no weight of ``params`` has, or lacks one
+        If a file is damaged; if the adapter is not LoRA, DoRA, PiSSA, VeRA or IA3 of linear
+        layers, embeddings and convolutions in one group; if it has modules that no weight of ``params`` has, or lacks one
         that ``names`` lists; if ``names`` lists what is no weight; or if shapes, ranks or
         dtypes don't fit.
 
@@ -193,14 +242,16 @@ def load_adapter(
         assert adapted["query"]["kernel"].rank == 2
         assert adapted["query"]["kernel"].w is bare["query"]["kernel"]
     """
-    adapters = read(pathlib.Path(directory))
+    adapters = read_any(pathlib.Path(directory))
     used: set[str] = set()
-    paths = []
     flat, treedef = jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_value)
     leaves = [leaf for _, leaf in flat]
-    for i, path, weight in _weights(_LOAD, params):
-        paths.append(path)
-        leaves[i] = weight.w if isinstance(weight, (Lora, Dora)) else weight
+    weights = list(_weights(_LOAD, params))
+    places = {path: i for i, path, _ in weights}
+    paths = list(places)
+    for i, _, weight in weights:
+        leaves[i] = weight.w if isinstance(weight, (Lora, Dora, Rescaled)) else weight
+    for i, path, weight in weights:
         modules = _modules(_LOAD, names, path)
         listed = _listed(modules)
         there = [module for module in listed if module in adapters]
@@ -216,8 +267,15 @@ def load_adapter(
                 raise ValueError(f"{_LOAD}: two weights have the module {module}.")
             used.add(module)
         if modules:
-            of_weight = [adapters[module] for module in listed]
-            leaves[i] = _joined(path, weight, modules, of_weight, layout)
+            of_weight: Any = [adapters[module] for module in listed]
+            if isinstance(of_weight[0], Scaling):
+                in_first = _is_in_out(_LOAD, layout)
+                leaves[i] = rescaled(path, weight, modules, of_weight, in_first)
+                bias = places.get(bias_beside(path))
+                if bias is not None and not of_weight[0].is_of_inputs:
+                    leaves[bias] = rescaled_bias(leaves[bias], of_weight)
+            else:
+                leaves[i] = _joined(path, weight, modules, of_weight, layout)
     table = names if isinstance(names, Mapping) else {}
     astray = [path for path in table.keys() - {*paths} if table[path] is not None]
     if astray:
@@ -291,7 +349,7 @@ def _kind(kinds: Kinds | None, path: str, v: Any) -> Kind:
     *modules, last = path.split("/")
     if last == "embedding":
         return "embedding"
-    is_window = max(len(v.rows), len(v.cols)) > 1
+    is_window = v.ndim > 2 if isinstance(v, Rescaled) else max(len(v.rows), len(v.cols)) > 1
     is_named = any(module.lower().startswith("conv") for module in modules)
     return "convolution" if is_window and is_named else "linear"
 
@@ -300,7 +358,13 @@ def _split(
     path: str, v: Lora | Dora, modules: str | Sequence[str], layout: Layout, kind: Kind
 ) -> Iterator[tuple[str, Adapter]]:
     """The adapter of each module of a weight."""
-    a, b = (np.asarray(jaxrewrite.materialise(x)) for x in jax.device_get((v.a, v.b)))
+    # The axes of the inputs come first, or last; rows may be the inputs or the outputs.
+    in_first = kind == "embedding" or _is_in_out(_SAVE, layout)
+    are_rows_inputs = (min(v.rows) < min(v.cols)) == in_first
+    numbers = _numbers_of_vera(v) if are_rows_inputs else None
+    stored: list[Any] = [v.a, v.b]
+    factors = [x.w for x in stored] if numbers else jaxrewrite.materialise(stored)
+    a, b = map(np.asarray, jax.device_get(factors))
     names, one = _listed(modules), isinstance(modules, str)
     batch = a.shape[: a.ndim - 1 - len(v.rows)]
     if batch != (() if one else (len(names),)):
@@ -312,9 +376,6 @@ def _split(
     rank, count = a.shape[-1], len(names)
     a = np.moveaxis(a.reshape(count, *a.shape[len(batch) :]), -1, 1)
     b = b.reshape(count, *b.shape[len(batch) :])
-    # The axes of the inputs come first, or last; rows may be the inputs or the outputs.
-    in_first = kind == "embedding" or _is_in_out(_SAVE, layout)
-    are_rows_inputs = (min(v.rows) < min(v.cols)) == in_first
     inputs, outputs = (a, b) if are_rows_inputs else (b, a)
     if kind != "convolution":
         inputs = inputs.reshape(count, rank, -1)
@@ -329,8 +390,30 @@ def _split(
                 "Let `rows` be the inputs: for an embedding its tokens."
             )
         lengths = np.asarray(v.magnitude).reshape(count, -1)
-    for name, first, last, own in zip(names, inputs, outputs, lengths, strict=True):
-        yield name, Adapter(first, last.T, v.scale, own, kind == "embedding")
+    each = [np.reshape(x, (count, -1)) for x in numbers or ()]
+    is_embedding = kind == "embedding"
+    for i, name in enumerate(names):
+        own = (each[0][i], each[1][i]) if each else None
+        yield (
+            name,
+            Adapter(inputs[i], outputs[i].T, v.scale, lengths[i], is_embedding, own),
+        )
+
+
+def _numbers_of_vera(v: Lora | Dora) -> tuple[Any, Any] | None:
+    """What multiplies the ranks of ``a`` and the columns of ``b``, as in VeRA, or None."""
+    a: Any = v.a
+    b: Any = v.b
+    if isinstance(v, Dora) or not (isinstance(a, Rescaled) and isinstance(b, Rescaled)):
+        return None
+    batch = a.ndim - 1 - len(v.rows)
+    columns = b.shape[batch + 1 :]
+    of_ranks = (*a.shape[:batch], *(1,) * len(v.rows), v.rank)
+    of_columns = (*b.shape[:batch], 1, *columns)
+    if a.scale.shape != of_ranks or b.scale.shape != of_columns:
+        return None
+    numbers = jax.device_get((a.scale, b.scale))
+    return np.asarray(numbers[0]), np.asarray(numbers[1])
 
 
 def _is_in_out(by: str, layout: Layout) -> bool:
@@ -356,6 +439,8 @@ def _joined(
     sizes = [tuple(shape[axis % ndim] for axis in axes) for axes in (rows, cols)]
     are_rows_inputs = (rows[0] % ndim < cols[0] % ndim) == in_first
     of_inputs, of_outputs = sizes if are_rows_inputs else sizes[::-1]
+    if like.numbers is not None:
+        adapters = [x._replace(a=x.a[:, : math.prod(of_inputs)]) for x in adapters]
     for name, adapter in zip(_listed(modules), adapters, strict=True):
         wanted = (math.prod(of_inputs), math.prod(of_outputs))
         got = (math.prod(adapter.a.shape[1:]), adapter.b.shape[0])
@@ -379,9 +464,17 @@ def _joined(
         inputs = np.moveaxis(inputs, 2, -1)
     first, second = (inputs, outputs) if are_rows_inputs else (outputs, inputs)
     rank = like.rank
-    a = jnp.asarray(np.moveaxis(first.reshape(len(adapters), rank, *sizes[0]), 1, -1))
-    b = jnp.asarray(second.reshape(len(adapters), rank, *sizes[1]))
+    a: Any = jnp.asarray(np.moveaxis(first.reshape(len(adapters), rank, *sizes[0]), 1, -1))
+    b: Any = jnp.asarray(second.reshape(len(adapters), rank, *sizes[1]))
     a, b = a.reshape(*batch, *sizes[0], rank), b.reshape(*batch, rank, *sizes[1])
+    if like.has_rest:
+        base = _rest_of(path, weight, like.rank, (rows, cols))
+    if like.numbers is not None:
+        numbers: Any = zip(*(adapter.numbers or () for adapter in adapters), strict=True)
+        of_ranks, of_columns = (jnp.asarray(np.stack(some)) for some in numbers)
+        ranks = of_ranks.reshape(*batch, *(1,) * len(rows), rank)
+        a = Rescaled(a, ranks)
+        b = Rescaled(b, of_columns.reshape(*batch, 1, *sizes[1]))
     if like.magnitude is None:
         return Lora(base, a, b, like.scale, rows, cols, frozen)
     along = list(shape)
@@ -391,12 +484,23 @@ def _joined(
     return Dora(base, a, b, jnp.asarray(lengths), like.scale, rows, cols, frozen)
 
 
+def _rest_of(path: str, weight: Any, rank: int, axes: Any) -> Any:
+    """What PiSSA leaves of a weight: all but its largest singular values."""
+    if _is_value(weight):
+        raise ValueError(
+            f"{_LOAD}: {path} is a {type(weight).__name__}. An adapter that PiSSA began belongs to what "
+            "is left of the dense weight: load it on that, and quantise the rest."
+        )
+    is_it = lambda path, leaf: True
+    return adapt(weight, is_it, rank, jax.random.key(0), axes=axes, init="pissa").w
+
+
 def _axes(
     path: str, weight: Any, batch: tuple[int, ...], like: Adapter, in_first: bool
 ) -> tuple[Any, tuple[int, ...], tuple[int, ...], bool]:
     """The base of a weight, its row and column axes, and whether it is frozen.
 
-    The rows of a DoRA are the inputs. Otherwise they are those of the weight, or come first.
+    The rows of a DoRA, and of a VeRA, are the inputs. Otherwise they are those of the weight, or come first.
     """
     if isinstance(weight, (Lora, Dora)):
         batch_of_weight = weight.shape[: weight.ndim - len(weight.rows) - len(weight.cols)]
@@ -421,6 +525,7 @@ def _axes(
             "have to be adapted by jaxrewrite.values.adapt before."
         )
     ndim = weight.ndim
-    if like.magnitude is not None and (rows[0] % ndim < cols[0] % ndim) != in_first:
+    has_inputs = like.magnitude is not None or like.numbers is not None
+    if has_inputs and (rows[0] % ndim < cols[0] % ndim) != in_first:
         rows, cols = cols, rows
     return base, rows, cols, frozen

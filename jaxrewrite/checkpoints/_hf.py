@@ -33,6 +33,7 @@ def load_hf(folder: str | os.PathLike[str], *, dtype: Any = "float32") -> HFTens
                                                           inputs
     awq                integers of 4 bits, in groups      `Quantised`
     bitsandbytes       levels of NF4, in blocks           `NF4`
+    bitsandbytes       levels of FP4, in blocks           `Float8`, a byte an entry
     bitsandbytes       integers of 8 bits, in rows        `Quantised`
     fp8                float8_e4m3fn, in blocks as of     `Float8`
                        128 x 128 entries

@@ -201,7 +201,13 @@ def _awq(about: _Groups, parts: Arrays, dtype: Any) -> Any:
     return quantised(np.ascontiguousarray(q), zeros, scales, about.bits, dtype)
 
 
-_NF4_STATE = ".quant_state.bitsandbytes__nf4"
+def _state(kind: str) -> str:
+    """The suffix of the tensor that says what a weight of four bits is."""
+    return f".weight.quant_state.bitsandbytes__{kind}"
+
+
+# Levels of FP4 times twelve, which are numbers of float8_e4m3fn. The first eight are positive.
+_FP4 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 
 
 class _Blocks(NamedTuple):
@@ -213,8 +219,13 @@ class _Blocks(NamedTuple):
     offset: float
 
 
-def _check_nf4(config: Mapping[str, Any], parts: Parts) -> _Blocks:
-    state, weight = parts[f".weight{_NF4_STATE}"], parts[".weight"]
+def _check_levels(
+    kind: str,
+    levels: Callable[[], np.ndarray],
+    config: Mapping[str, Any],
+    parts: Parts,
+) -> _Blocks:
+    state, weight = parts[_state(kind)], parts[".weight"]
     state.check("uint8", (None,))
     try:
         about = json.loads(bytes(state.array()))
@@ -243,8 +254,9 @@ def _check_nf4(config: Mapping[str, Any], parts: Parts) -> _Blocks:
     else:
         absmax.check("float32", (count,))
     parts[".weight.quant_map"].check("float32", (16,))
-    if not np.allclose(parts[".weight.quant_map"].array(), _levels_of_nf4(), 0, 1e-6):
-        parts[".weight.quant_map"].refuse("whose numbers are not the levels of NF4.")
+    if not np.allclose(parts[".weight.quant_map"].array(), levels(), 0, 1e-6):
+        name = kind.upper()
+        parts[".weight.quant_map"].refuse(f"whose numbers are not the levels of {name}.")
     return _Blocks((n, m), block, *numbers)
 
 
@@ -254,7 +266,23 @@ def _levels_of_nf4() -> np.ndarray:
         return np.asarray(NF4.from_levels(jnp.arange(16), jnp.ones(1)))
 
 
+def _levels_of_fp4() -> np.ndarray:
+    return np.array([*_FP4, *(-x for x in _FP4)]) / 12
+
+
 def _nf4(about: _Blocks, parts: Arrays, dtype: Any) -> NF4:
+    codes, magnitude = _codes_and_magnitudes(about, parts)
+    return NF4.from_levels(codes, jnp.asarray(magnitude).astype(dtype))
+
+
+def _fp4(about: _Blocks, parts: Arrays, dtype: Any) -> Float8:
+    codes, magnitude = _codes_and_magnitudes(about, parts)
+    bits = np.array([*_FP4, *(-x for x in _FP4)], "float32").astype("float8_e4m3fn")
+    scale = jnp.asarray(magnitude / np.float32(12)).astype(dtype)
+    return Float8(jnp.asarray(bits.view(np.uint8)[codes]), scale, "float8_e4m3fn")
+
+
+def _codes_and_magnitudes(about: _Blocks, parts: Arrays) -> tuple[np.ndarray, np.ndarray]:
     (n, m), block = about.shape, about.block
     # The first of two neighbours is in the upper bits.
     pairs = parts[".weight"]
@@ -264,18 +292,31 @@ def _nf4(about: _Blocks, parts: Arrays, dtype: Any) -> NF4:
         scales = np.repeat(parts[".weight.nested_absmax"], about.nested_block)
         levels = parts[".weight.nested_quant_map"][magnitude]
         magnitude = levels * scales[: len(levels)] + np.float32(about.offset)
-    grid = magnitude.reshape(n, m // block)
-    return NF4.from_levels(codes, jnp.asarray(grid).astype(dtype))
+    return codes, magnitude.reshape(n, m // block)
 
 
 def _is_nf4(tensor: Stored, has: Callable[[str], bool]) -> bool:
-    """Whether a weight is of levels. One that is of bytes and neither of these is refused."""
-    is_nf4, is_int8 = has(f".weight{_NF4_STATE}"), has(".SCB")
-    if tensor.dtype in ("uint8", "int8") and not is_nf4 and not is_int8:
-        tensor.refuse(
-            f"with neither .weight{_NF4_STATE} nor .SCB: only NF4 and int8 are read."
-        )
-    return is_nf4
+    """Whether a weight is of levels. One that is of bytes and none of the others is refused."""
+    names = _state("nf4"), _state("fp4"), ".SCB"
+    if tensor.dtype in ("uint8", "int8") and not any(map(has, names)):
+        tensor.refuse(f"with none of {', '.join(names)}: only NF4, FP4 and int8 are read.")
+    return has(names[0])
+
+
+def _four_bits(
+    kind: str,
+    levels: Callable[[], np.ndarray],
+    make: Callable[..., Any],
+    applies: Callable[[Stored, Callable[[str], bool]], bool],
+) -> Method:
+    return Method(
+        (".weight", ".weight.absmax", ".weight.quant_map", _state(kind)),
+        (".weight.nested_absmax", ".weight.nested_quant_map"),
+        ".weight",
+        functools.partial(_check_levels, kind, levels),
+        make,
+        applies,
+    )
 
 
 def _check_int8(config: Mapping[str, Any], parts: Parts) -> None:
@@ -341,14 +382,8 @@ METHODS: Mapping[str, Sequence[Method]] = {
     ],
     "awq": [Method((".qweight", ".qzeros", ".scales"), (), ".weight", _check_awq, _awq)],
     "bitsandbytes": [
-        Method(
-            (".weight", ".weight.absmax", ".weight.quant_map", f".weight{_NF4_STATE}"),
-            (".weight.nested_absmax", ".weight.nested_quant_map"),
-            ".weight",
-            _check_nf4,
-            _nf4,
-            _is_nf4,
-        ),
+        _four_bits("nf4", _levels_of_nf4, _nf4, _is_nf4),
+        _four_bits("fp4", _levels_of_fp4, _fp4, lambda tensor, has: has(_state("fp4"))),
         Method(
             (".weight", ".SCB"),
             (".weight_format",),

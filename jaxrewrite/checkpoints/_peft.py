@@ -8,7 +8,7 @@ import pathlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +18,9 @@ from ._files import read_tensors, replacing, write_tensors
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 _KEY = re.compile(
-    rf"{re.escape(_PREFIX)}(.+)\.lora_"
+    rf"{re.escape(PREFIX)}(.+)\.lora_"
     r"(?:([AB])\.weight|embedding_([AB])|(magnitude_vector)(?:\.weight)?)"
 )
 
@@ -29,7 +29,8 @@ class Adapter(NamedTuple):
     r"""The change of one module's weight of shape (out, in): ``scale * b @ a``.
 
     ``a`` of a convolution has the axes (rank, in, \*window). ``magnitude`` are the lengths of DoRA,
-    or None.
+    or None. ``numbers`` are what VeRA multiplies the ranks and the outputs with, or None.
+    ``has_rest`` says that the weight lacks its largest singular values, as that of PiSSA.
     """
 
     a: Any  # (rank, in)
@@ -37,6 +38,15 @@ class Adapter(NamedTuple):
     scale: float
     magnitude: Any = None  # (out,)
     is_embedding: bool = False
+    numbers: tuple[Any, Any] | None = None  # (rank,) and (out,)
+    has_rest: bool = False
+
+    def multiplied(self) -> Adapter:
+        """The same change, without numbers of its own for ranks and outputs."""
+        if self.numbers is None:
+            return self
+        of_ranks, of_outputs = (numbers[:, None] for numbers in self.numbers)
+        return self._replace(a=of_ranks * self.a, b=of_outputs * self.b, numbers=None)
 
     @property
     def is_convolution(self) -> bool:
@@ -51,7 +61,7 @@ class Adapter(NamedTuple):
 _RANK, _ALPHA = 8, 8
 
 # Fields that say how the adapter was made or where it belongs, not what it computes.
-_SILENT = {
+SILENT = {
     *("auto_mapping", "base_model_name_or_path", "bias", "exclude_modules"),
     *("fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern"),
     *("layers_to_transform", "lora_dropout", "megatron_core", "peft_type"),
@@ -62,7 +72,7 @@ _SILENT = {
 _READ = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora"}
 
 # Ways to begin that leave the base weights as they are. Others change them.
-_INIT = (True, False, None, "gaussian", "eva", "orthogonal")
+_INIT = (True, False, None, "gaussian", "eva", "orthogonal", "pissa")
 
 
 def write(
@@ -75,14 +85,21 @@ def write(
     tensors = {}
     for module, adapter in adapters.items():
         own = _tensors(adapter)
-        tensors.update({f"{_PREFIX}{module}.lora_{key}": x for key, x in own.items()})
+        tensors.update({f"{PREFIX}{module}.lora_{key}": x for key, x in own.items()})
+    write_files(directory, config, tensors)
+
+
+def write_files(
+    directory: pathlib.Path, config: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> None:
+    """Write both files, or none of them."""
     text = json.dumps(config, indent=2, sort_keys=True)
     is_new = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
     try:
         with replacing(directory / TENSORS, directory / CONFIG) as (weights, about):
             # Libraries of PyTorch refuse files that do not say that they are for it.
-            write_tensors("save_adapter", weights, tensors, {"format": "pt"})
+            write_tensors("save_adapter", weights, dict(tensors), {"format": "pt"})
             about.write_text(text + "\n")
     finally:
         if is_new and not any(directory.iterdir()):
@@ -103,15 +120,15 @@ def _tensors(adapter: Adapter) -> dict[str, Any]:
     return tensors
 
 
-def read(directory: pathlib.Path) -> dict[str, Adapter]:
-    """The adapters of the modules in a directory.
+def read(directory: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Adapter]:
+    """The adapters of the modules in a directory, which are of LoRA.
 
     Raises
     ------
     ValueError
         If a file is damaged, or is not for LoRA as it is computed here.
     """
-    config = _read_config(directory / CONFIG)
+    _check_config(directory / CONFIG, config)
     tensors, _ = read_tensors("load_adapter", directory / TENSORS)
     by_module: dict[str, dict[str, np.ndarray]] = {}
     for key, tensor in tensors.items():
@@ -120,7 +137,7 @@ def read(directory: pathlib.Path) -> dict[str, Adapter]:
             raise ValueError(
                 f"load_adapter: {directory / TENSORS} has a tensor {key} of shape "
                 f"{tensor.shape} and dtype {tensor.dtype}. Only floating factors of linear layers, "
-                f"convolutions and embeddings are read, called {_PREFIX}<module>.lora_A.weight, "
+                f"convolutions and embeddings are read, called {PREFIX}<module>.lora_A.weight, "
                 "...lora_B.weight, ...lora_embedding_A or _B, and ...lora_magnitude_vector."
             )
         module, factor, of_embedding, _ = match.groups()
@@ -174,7 +191,9 @@ def _adapter(
             )
         lengths = lengths.reshape(-1)
     scale = alpha / _divisor(rank, config.get("use_rslora", False))
-    return Adapter(a, b.reshape(len(b), rank), scale, lengths, "embedding" in factors)
+    has_rest = config.get("init_lora_weights") == "pissa"
+    is_embedding = "embedding" in factors
+    return Adapter(a, b.reshape(len(b), rank), scale, lengths, is_embedding, None, has_rest)
 
 
 def _divisor(rank: int, use_rslora: bool) -> float:
@@ -199,32 +218,45 @@ def _of(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
     return patterns.get(module, default)
 
 
-def _read_config(path: pathlib.Path) -> dict[str, Any]:
+def read_config(path: pathlib.Path) -> dict[str, Any]:
+    """The configuration of an adapter of any kind."""
     if not path.is_file():
         raise FileNotFoundError(f"load_adapter: there is no file {path}.")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"load_adapter: {path} is not whole JSON: {error}.") from error
-    refuse = lambda why: ValueError(f"load_adapter: {path} {why}")
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        kind = config.get("peft_type") if isinstance(config, dict) else None
-        raise refuse(f'has the peft_type {kind!r}; only adapters of "LORA" are read.')
+    if not isinstance(config, dict):
+        raise ValueError(f"load_adapter: {path} is no table of fields.")
     if config.get("bias", "none") != "none":
-        raise refuse(
-            f"has bias={config['bias']!r}; adapters that train biases are not read."
+        raise ValueError(
+            f"load_adapter: {path} has bias={config['bias']!r}; adapters that train biases are not "
+            "read."
         )
+    return config
+
+
+def check_known(
+    path: pathlib.Path, config: Mapping[str, Any], known: Container[str]
+) -> None:
+    """Raise `ValueError` if a field may say what is not known here."""
+    unknown = [k for k, x in config.items() if k not in known and x not in _OFF]
+    if unknown:
+        values = ", ".join(f"{k}={config[k]!r}" for k in sorted(unknown))
+        raise ValueError(
+            f"load_adapter: {path} has {values}: what that means for the adapter is not known here."
+        )
+
+
+def _check_config(path: pathlib.Path, config: Mapping[str, Any]) -> None:
+    refuse = lambda why: ValueError(f"load_adapter: {path} {why}")
     if config.get("init_lora_weights", True) not in _INIT:
         raise refuse(
             f"has init_lora_weights={config['init_lora_weights']!r}, which also changes the "
             "base weights. Convert it to an ordinary LoRA adapter with peft first."
         )
-    unknown = [k for k in config.keys() - _SILENT - _READ if config[k] not in _OFF]
-    if unknown:
-        values = ", ".join(f"{k}={config[k]!r}" for k in sorted(unknown))
-        raise refuse(f"has {values}: what that means for the adapter is not known here.")
+    check_known(path, config, SILENT | _READ)
     _check_numbers(config, refuse)
-    return config
 
 
 # The contents of a field whose feature is not used.
@@ -284,6 +316,7 @@ def _config(adapters: Mapping[str, Adapter], use_rslora: bool) -> dict[str, Any]
 
 
 COMPUTED = {
+    *("feedforward_modules", "save_projection"),
     *("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"),
     *("target_modules", "bias", "use_dora", "modules_to_save"),
 }

@@ -79,6 +79,7 @@ from ._weights import (
 )
 from ._weights.calibrate import calibrate as calibrate
 from ._weights.coded import Coded as Coded
+from ._weights.concatenated import Concatenated as Concatenated
 from ._weights.dora import Dora as Dora
 from ._weights.fake import FakeQuantised as FakeQuantised
 from ._weights.float8 import Float8 as Float8

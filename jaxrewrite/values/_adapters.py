@@ -13,6 +13,7 @@ from jaxtyping import Array, ArrayLike
 import jaxrewrite
 
 from ._weights.dora import Dora
+from ._weights.dropped import Dropped
 from ._weights.lora import Lora
 from ._weights.rescaled import Rescaled
 
@@ -37,27 +38,32 @@ def merge(tree: Any) -> Any:
 
 
 def dropout(tree: Any, rate: float, key: Array) -> Any:
-    r"""Drop some inputs of each adapter of a pytree, for one step of training.
+    r"""Drop entries of what each adapter of a pytree is multiplied with, for one step of training.
 
-    Each row of ``a`` of a `Lora` or `Dora` is kept with probability :math:`1 - p`, and is then
-    divided by it, and is zero otherwise (arXiv:2404.09610). So a change does not see some inputs
-    of its weight, and the weight itself sees all. The rows are the same for all that the weight is
-    multiplied with. For an example of its own, call it in `jax.vmap`, over a key for each element of
-    a batch. In evaluation, leave it out.
+    The change of a weight sees each entry of an array with probability :math:`1 - p`, divided by it,
+    and zero otherwise. The weight itself sees all. Each token, and each example of a batch, has
+    entries of its own, as with ``lora_dropout`` of peft. Only products and convolutions drop
+    entries: as an array, and in lookups, an adapter is what it was, which is the mean. Where a
+    model uses a weight several times, such as at each step of a loop, arrays of one shape lose the
+    same entries. Under `jax.vmap` of the transformed function, so do all examples, unless each has
+    a key of its own. Differentiate the transformed function: a cotangent within it, as of
+    ``transform(jax.grad(f))``, meets the factor itself. In evaluation, leave it out.
 
     Parameters
     ----------
     tree
         Any pytree.
     rate
-        The probability :math:`p` to drop a row, less than one.
+        The probability :math:`p` to drop an entry, less than one.
     key
         A key for `jax.random`. It may be traced.
 
     Returns
     -------
     Any
-        The same pytree with other factors ``a``. Derivatives reach the factors of ``tree``.
+        The same pytree with factors ``a`` that drop entries. A `Dora` becomes the `Rescaled` that it
+        is in products, since the lengths of its columns are those without dropout. Derivatives
+        reach the parts of ``tree``.
 
     Raises
     ------
@@ -68,30 +74,36 @@ def dropout(tree: Any, rate: float, key: Array) -> Any:
     --------
     >>> import jax, jax.numpy as jnp, jaxrewrite
     >>> from jaxrewrite.values import Lora, dropout
-    >>> params = {"kernel": Lora(jnp.ones((4, 2)), jnp.ones((4, 1)), jnp.ones((1, 2)))}
-    >>> dropout(params, 0.5, jax.random.key(0))["kernel"].a.T
-    Array([[0., 2., 2., 2.]], dtype=float32)
+    >>> params = {"kernel": Lora(jnp.zeros((4, 4)), jnp.eye(4), jnp.eye(4))}
     >>> model = jaxrewrite.transform(lambda params, x: x @ params["kernel"])
+    >>> model(dropout(params, 0.5, jax.random.key(0)), jnp.ones((2, 4)))
+    Array([[0., 2., 0., 2.],
+           [0., 2., 2., 2.]], dtype=float32)
     >>> def loss(params, key, x):
     ...     return (model(dropout(params, 0.5, key), x) ** 2).sum()
     >>> gradient = jax.grad(loss)(params, jax.random.key(0), jnp.ones((3, 4)))
     >>> gradient["kernel"].a.shape
-    (4, 1)
+    (4, 4)
     """
     if not 0 <= rate < 1:
         raise ValueError(f"dropout: rate is {rate}; it must be at least 0 and less than 1.")
-    is_adapted = lambda x: isinstance(x, (Lora, Dora))
-    leaves, treedef = jax.tree.flatten(tree, is_leaf=is_adapted)
-    positions = [i for i, leaf in enumerate(leaves) if is_adapted(leaf)]
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_adapted)
+    positions = [i for i, leaf in enumerate(leaves) if _is_adapted(leaf)]
     if not positions:
         raise ValueError("dropout: there is no Lora or Dora in this pytree.")
     for i, own in zip(positions, jax.random.split(key, len(positions)), strict=True):
-        a = leaves[i].a
-        kept = jax.random.bernoulli(own, 1 - rate, (*a.shape[:-1], 1))
-        factor = kept.astype(a.dtype) / jnp.asarray(1 - rate, a.dtype)
-        multiply = jaxrewrite.transform(jnp.multiply, materialise="allow")
-        leaves[i] = dataclasses.replace(leaves[i], a=multiply(a, factor))
+        leaves[i] = _dropping(leaves[i], rate, own)
     return jax.tree.unflatten(treedef, leaves)
+
+
+def _dropping(v: Lora | Dora, rate: float, key: Array) -> Any:
+    if isinstance(v, Dora):
+        rescaled: Any = v.rescaled()
+        return dataclasses.replace(rescaled, w=_dropping(v.lora, rate, key))
+    batch = v.a.shape[: v.a.ndim - 1 - len(v.rows)]
+    seeds = jax.random.bits(key, (*batch, *(1,) * (v.a.ndim - len(batch))), "uint32")
+    factor: Any = Dropped(v.a, seeds, float(rate))
+    return dataclasses.replace(v, a=factor)
 
 
 def stack_adapters(trees: Sequence[Any]) -> Any:
@@ -102,13 +114,13 @@ def stack_adapters(trees: Sequence[Any]) -> Any:
     trees
         Pytrees with the same weights, as the same objects, such as `load_adapter` makes of
         one pytree. Each weight may be a `Lora` in some and the bare weight in others, which
-        then have no change.
+        then have no change; or a `Dora` in some and bare in others.
 
     Returns
     -------
     Any
-        The same pytree. Where a weight has an adapter in any of them, its ``a`` and ``b`` have
-        one more axis in front, along which the adapters lie. Lower ranks are padded with
+        The same pytree. Where a weight has an adapter in any of them, its ``a`` and ``b``, and the
+        ``magnitude`` of a `Dora`, have one more axis in front, along which the adapters lie. Lower ranks are padded with
         zeros. If scales differ, they are multiplied into ``a``.
 
     Raises
@@ -164,25 +176,32 @@ def choose_adapters(stacked: Any, index: ArrayLike) -> tuple[Any, Any]:
     Returns
     -------
     tuple
-        The pytree, with the chosen factors along the first axis of ``a`` and ``b``; and the
+        The pytree, with the chosen factors, and lengths of a `Dora`, along their first axis; and the
         ``in_axes`` for it in `jax.vmap`. See `stack_adapters` for an example.
     """
     index = jnp.asarray(index)
 
-    def with_chosen_factors(x: Any) -> Any:
-        if not _is_lora(x):
-            return x
-        return dataclasses.replace(x, a=x.a[index], b=x.b[index])
+    def with_chosen(x: Any) -> Any:
+        own = {name: getattr(x, name)[index] for name in _own(x)}
+        return dataclasses.replace(x, **own) if own else x
 
     def axes(x: Any) -> Any:
-        return dataclasses.replace(x, w=None, a=0, b=0) if _is_lora(x) else None
+        own: Any = dict.fromkeys(_own(x), 0)
+        return dataclasses.replace(x, w=None, **own) if own else None
 
-    in_axes = jax.tree.map(axes, stacked, is_leaf=_is_lora)
-    return jax.tree.map(with_chosen_factors, stacked, is_leaf=_is_lora), in_axes
+    in_axes = jax.tree.map(axes, stacked, is_leaf=_is_adapted)
+    return jax.tree.map(with_chosen, stacked, is_leaf=_is_adapted), in_axes
 
 
-def _is_lora(x: Any) -> bool:
-    return isinstance(x, Lora)
+def _own(x: Any) -> tuple[str, ...]:
+    """The fields in which adapters of one weight differ."""
+    if isinstance(x, Dora):
+        return "a", "b", "magnitude"
+    return ("a", "b") if isinstance(x, Lora) else ()
+
+
+def _is_adapted(x: Any) -> bool:
+    return isinstance(x, (Lora, Dora))
 
 
 def _is_value(x: Any) -> bool:
@@ -191,37 +210,40 @@ def _is_value(x: Any) -> bool:
 
 def _stacked(path: Any, xs: Sequence[Any]) -> Any:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
-    bases = [jax.tree.leaves(x.w if _is_lora(x) else x) for x in xs]
+    bases = [jax.tree.leaves(x.w if _is_adapted(x) else x) for x in xs]
     if any(len(b) != len(bases[0]) or any(map(_differ, b, bases[0])) for b in bases):
         raise ValueError(
             f"stack_adapters: the pytrees have different arrays at {name}. They must share "
             "all but their adapters: load these on one pytree."
         )
-    adapted = [x for x in xs if _is_lora(x)]
+    adapted = [x for x in xs if _is_adapted(x)]
     if not adapted:
         return xs[0]
+    if len(set(map(type, adapted))) > 1:
+        raise ValueError(
+            f"stack_adapters: {name} is a Lora in some pytrees, a Dora in others."
+        )
     if len({(v.rows, v.cols, v.frozen, v.a.ndim, v.b.ndim) for v in adapted}) > 1:
         raise ValueError(f"stack_adapters: the adapters of {name} have different axes.")
     scale = adapted[0].scale if len({v.scale for v in adapted}) == 1 else 1.0
-    rank = max(v.rank for v in adapted)
-    factors = [_factors(x, adapted[0], scale, rank) for x in xs]
-    a, b = (jnp.stack(arrays) for arrays in zip(*factors, strict=True))
-    return dataclasses.replace(adapted[0], a=a, b=b, scale=scale)
+    rank = max(v.a.shape[-1] for v in adapted)
+    alike = [_like(x, adapted[0], scale, rank) for x in xs]
+    own = {field: jnp.stack([getattr(x, field) for x in alike]) for field in _own(alike[0])}
+    return dataclasses.replace(adapted[0], **own, scale=scale)
+
+
+def _like(x: Any, like: Any, scale: float, rank: int) -> Any:
+    """An adapter, or a bare weight as one that changes nothing, of a common scale and rank."""
+    if not _is_adapted(x):
+        a, b = (jnp.zeros_like(factor) for factor in (like.a, like.b))
+        bare = Lora(x, a, b, scale, like.rows, like.cols, like.frozen)
+        x = Dora.of(bare) if isinstance(like, Dora) else bare
+    a, b = x.a if x.scale == scale else x.a * x.scale, x.b
+    more, cols = rank - a.shape[-1], len(x.cols)
+    along = [(0, 0)] * (b.ndim - cols - 1) + [(0, more)] + [(0, 0)] * cols
+    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, more)]) if more else a
+    return dataclasses.replace(x, a=a, b=jnp.pad(b, along) if more else b, scale=scale)
 
 
 def _differ(x: Any, y: Any) -> bool:
     return x is not y
-
-
-def _factors(x: Any, like: Lora, scale: float, rank: int) -> tuple[Any, Any]:
-    """The factors of an adapter or a bare weight, of a common scale and rank."""
-    if not _is_lora(x):
-        a, b = (jnp.zeros_like(factor) for factor in (like.a, like.b))
-    else:
-        a, b = x.a if x.scale == scale else x.a * x.scale, x.b
-    more = rank - a.shape[-1]
-    if not more:
-        return a, b
-    cols = len(like.cols)
-    along = [(0, 0)] * (b.ndim - cols - 1) + [(0, more)] + [(0, 0)] * cols
-    return jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, more)]), jnp.pad(b, along)

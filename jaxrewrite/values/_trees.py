@@ -68,7 +68,8 @@ def adapt(
         stacked layers. ``None`` means the two axes of a matrix.
     method
         ``"lora"``; ``"dora"``, which gives a `Dora`; or ``"vera"`` (arXiv:2310.11454), a `Lora`
-        whose factors are random and stay so. They are `Rescaled`, with a number for each rank
+        whose factors are random and stay so: the first rows and columns of one pair of matrices,
+        for all weights. They are `Rescaled`, with a number for each rank
         and each column, and only these are trained: label them by
         ``freeze(tree, {Lora: ["w"], Rescaled: ["w"]}, rest="freeze")``.
     init
@@ -146,11 +147,18 @@ def adapt(
     _check_adapter(adapter)
     paths, swapped, treedef = leaves_by_path(tree)
     positions = chosen_leaves("adapt", where, paths, swapped, _is_floating)
-    keys = jax.random.split(key, len(positions))
+    keys = list(jax.random.split(key, len(positions)))
+    of_leaf = lambda i: axes_of_leaf("adapt", axes, paths[i], swapped[i])
+    if method == "vera":  # Its random factors are those of the largest weight, for all.
+        keys, sizes = (
+            [key] * len(positions),
+            [_sizes(swapped[i], of_leaf(i)) for i in positions],
+        )
+        rows, cols = zip(*sizes, strict=True)
+        adapter = adapter._replace(most=(max(rows), max(cols)))
     steps = shown([paths[i] for i in positions], progress)
     for i, leaf_key, _ in zip(positions, keys, steps, strict=True):
-        path, w = paths[i], swapped[i]
-        own = axes_of_leaf("adapt", axes, path, w)
+        path, w, own = paths[i], swapped[i], of_leaf(i)
         _check_rank(path, w, own, rank)
         if init == "pissa" and bits is None and _is_value(w):
             raise ValueError(
@@ -165,7 +173,7 @@ def adapt(
 
 
 def _check_adapter(adapter: Adapter) -> None:
-    _, scale, method, init, rounded = adapter
+    _, scale, method, init, rounded, _ = adapter
     for name, got, known in (("method", method, METHODS), ("init", init, INITS)):
         if got not in known:
             raise ValueError(f"adapt: {name} is {got!r}; it must be one of {known}.")
@@ -180,7 +188,7 @@ def _check_adapter(adapter: Adapter) -> None:
 
 
 def _check_rank(path: str, w: Any, axes: WeightAxes, rank: int) -> None:
-    sizes = [math.prod(w.shape[i] for i in group) for group in axes]
+    sizes = _sizes(w, axes)
     if rank > max(min(sizes), 1):
         warnings.warn(
             f"adapt: {path} has shape {w.shape}, so that any change of it has a rank of at most "
@@ -188,6 +196,12 @@ def _check_rank(path: str, w: Any, axes: WeightAxes, rank: int) -> None:
             "lower rank, or leave this leaf out, by where.",
             stacklevel=3,
         )
+
+
+def _sizes(w: Any, axes: WeightAxes) -> tuple[int, int]:
+    """How many rows and columns a weight has."""
+    rows, cols = (math.prod(w.shape[i] for i in group) for group in axes)
+    return rows, cols
 
 
 def _is_floating(leaf: Any) -> bool:

@@ -1,7 +1,6 @@
 """LoRA adapters in the files of peft, against files and numbers made by NumPy alone."""
 
 import json
-import types
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +12,12 @@ from choose import often
 from peft_files import factors, key, linear
 
 import jaxrewrite
-from jaxrewrite.values import Dora, Lora, Unitful
+from jaxrewrite.values import Dora, Lora, Rescaled, Unitful, adapt
 
 
 pytest.importorskip("safetensors", reason="adapters are files of the package safetensors")
 
-from jaxrewrite.checkpoints import _adapters, load_adapter, save_adapter  # noqa: E402
+from jaxrewrite.checkpoints import _adapters, _peft, load_adapter, save_adapter  # noqa: E402
 
 
 RNG = np.random.default_rng(0)
@@ -259,7 +258,7 @@ def test_kernels_of_several_axes_keep_them(tmp_path):
 
 def test_an_adapted_stack_takes_the_adapters_of_a_sequence_of_modules():
     w = Lora(*map(jnp.asarray, (numbers(3, 4, 5), numbers(3, 4, 2), numbers(3, 2, 5))))
-    like = types.SimpleNamespace(a=numbers(2, 4), magnitude=None)
+    like = _peft.Adapter(numbers(2, 4), numbers(5, 2), 1.0)
     base, *axes = _adapters._axes("w", w, (3,), like, True)
     assert base is w.w and axes == [w.rows, w.cols, w.frozen]
     with pytest.raises(ValueError, match="one module. A matrix has one"):
@@ -318,9 +317,15 @@ def without(tensors, name):
 WRONG = {
     "DoRA": ({"use_dora": True}, {}, "has no lora_magnitude_vector"),
     "unknown field": ({"use_novelty": 3}, {}, "use_novelty=3: what that means"),
-    "other method": ({"peft_type": "IA3"}, {}, "peft_type 'IA3'"),
+    "other method": ({"peft_type": "OFT"}, {}, "peft_type 'OFT'; only .* LORA, VERA, IA3"),
+    "fields of another method": ({"peft_type": "IA3"}, {}, "has lora_alpha=8, r=2: what"),
+    "random matrices": (
+        {"peft_type": "VERA", "lora_alpha": None},
+        {},
+        "has no base_model.vera_A and",
+    ),
     "biases": ({"bias": "all"}, {}, "bias='all'"),
-    "changed base": ({"init_lora_weights": "pissa"}, {}, "also changes the base weights"),
+    "changed base": ({"init_lora_weights": "loftq"}, {}, "also changes the base weights"),
     "whole modules": ({"modules_to_save": ["head"]}, {}, r"modules_to_save=\['head'\]"),
     "rank": ({"r": 4}, {}, "first has rank 4 by .*, but lora_A of shape"),
     "no rank": ({"r": 0}, {}, "has r=0"),
@@ -471,3 +476,109 @@ def test_factors_keep_the_dtype_of_the_file(tmp_path):
         ),
         half,
     )
+
+
+# --- vectors --------------------------------------------------------------------------------
+
+
+def with_multipliers(of_inputs=False, bias=True):
+    """Two layers, the first with a multiplier for each output, or input, and its bias with them."""
+    p = params()
+    kernel, own = p["first"]["kernel"], jnp.asarray(numbers(6 if of_inputs else 4))
+    p["first"]["kernel"] = Rescaled(kernel, own[:, None] if of_inputs else own[None])
+    if bias:
+        p["first"]["bias"] = Rescaled(p["first"]["bias"], own[:4])
+    return p
+
+
+@pytest.mark.parametrize("of_inputs", [False, True])
+def test_multipliers_come_back(tmp_path, of_inputs):
+    p = with_multipliers(of_inputs, bias=not of_inputs)
+    save_adapter(tmp_path, p, names=lambda path: f"block.{path.split('/')[0]}")
+    tensors = peft_files.read_safetensors(tmp_path / "adapter_model.safetensors")
+    (name,) = tensors
+    shape = (1, 6) if of_inputs else (4, 1)
+    assert (name, tensors[name].shape) == ("base_model.model.block.first.ia3_l", shape)
+    told = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert told["feedforward_modules"] == (r"block\.first" if of_inputs else [])
+    bare = params()
+    names = {"first/kernel": "block.first"}
+    got = load_adapter(tmp_path, bare, names=names)
+    assert got["first"]["kernel"].w is bare["first"]["kernel"]
+    assert isinstance(got["first"]["bias"], Rescaled) != of_inputs
+    np.testing.assert_array_equal(got["first"]["kernel"].scale, p["first"]["kernel"].scale)
+
+
+def test_stacked_multipliers_of_weights_with_outputs_first(tmp_path):
+    w = jnp.asarray(numbers(2, 5, 3))
+    p = {"w": Rescaled(w, jnp.asarray(numbers(2, 5, 1)))}
+    names = {"w": ["a", "b"]}
+    save_adapter(tmp_path, p, names=names, layout="out_in")
+    got = load_adapter(tmp_path, {"w": w}, names=names, layout="out_in")
+    np.testing.assert_array_equal(got["w"].scale, p["w"].scale)
+
+
+def test_random_factors_of_their_own_are_written_as_lora(tmp_path):
+    p = params()
+    is_kernel = lambda path, leaf: path.endswith("kernel")
+    shared = adapt(p, is_kernel, 2, jax.random.key(0), method="vera")
+    save_adapter(tmp_path / "vera", shared)
+    other = adapt(p, is_kernel, 2, jax.random.key(1), method="vera")
+    save_adapter(tmp_path / "lora", {"first": shared["first"], "second": other["second"]})
+    kinds = [
+        json.loads((tmp_path / name / "adapter_config.json").read_text())["peft_type"]
+        for name in ("vera", "lora")
+    ]
+    assert kinds == ["VERA", "LORA"]
+    got = load_adapter(tmp_path / "vera", p)
+    for x, y in zip(*map(jax.tree.leaves, (got, shared)), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+MISFITS = {
+    "bias without": (lambda: with_multipliers(bias=False), "bias does not go with that"),
+    "bias of inputs": (lambda: with_multipliers(True), "for its inputs, and first/bias"),
+    "bias alone": (
+        lambda: {"b": {"bias": Rescaled(jnp.ones(3), jnp.ones(3))}},
+        "no weight beside it is",
+    ),
+    "both": (
+        lambda: {"w": Rescaled(jnp.ones((2, 3)), jnp.ones((2, 3)))},
+        "along its outputs, or along its inputs",
+    ),
+    "several kinds": (
+        lambda: {
+            **with_multipliers(),
+            "other": Lora(jnp.ones((2, 2)), jnp.ones((2, 1)), jnp.ones((1, 2))),
+        },
+        "there are Rescaled and Lora weights",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_multipliers_that_peft_has_not_are_refused(tmp_path, name):
+    make, told = MISFITS[name]
+    with pytest.raises(ValueError, match=f"save_adapter: .*{told}"):
+        save_adapter(tmp_path, make())
+
+
+def test_what_does_not_fit_a_file_of_vectors_is_refused(tmp_path):
+    save_adapter(tmp_path / "ia3", with_multipliers())
+    with pytest.raises(
+        ValueError, match="4 numbers for outputs, which do not fit first/kernel"
+    ):
+        load_adapter(tmp_path / "ia3", {"first": {"kernel": jnp.ones((4, 6))}})
+    ones = {
+        "base_model.vera_A": np.ones((2, 6), "f4"),
+        "base_model.vera_B": np.ones((4, 2), "f4"),
+    }
+    lone = {"base_model.model.first.vera_lambda_b": np.ones(4, "f4")}
+    peft_files.write(tmp_path / "vera", {**ones, **lone}, peft_type="VERA", lora_alpha=None)
+    with pytest.raises(ValueError, match="one vector of first, and there are two"):
+        load_adapter(tmp_path / "vera", params())
+    peft_files.write(
+        tmp_path / "pissa", factors(RNG, "first", 6, 4, 2), r=2, init_lora_weights="pissa"
+    )
+    with pytest.raises(ValueError, match="first/kernel is a Quantised. .* PiSSA"):
+        load_adapter(tmp_path / "pissa", {"first": {"kernel": int8(6, 4)}})

@@ -134,10 +134,15 @@ LEVELS = np.array(
 )
 
 
-def nf4(nested):
+# The values of the magnitudes by their codes, as bitsandbytes has them.
+LEVELS_OF_FP4 = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3], "float32") / np.float32(12)
+LEVELS_OF_FP4 = np.concatenate([LEVELS_OF_FP4, -LEVELS_OF_FP4])
+
+
+def nf4(nested, kind="nf4", levels=LEVELS):
     codes = NUMBERS.integers(0, 16, (4, 128), np.uint8)
     pairs = codes.reshape(-1, 2)
-    about = {"quant_type": "nf4", "blocksize": 64, "shape": [4, 128], "dtype": "bfloat16"}
+    about = {"quant_type": kind, "blocksize": 64, "shape": [4, 128], "dtype": "bfloat16"}
     magnitude = NUMBERS.uniform(0.1, 1, 8).astype("float32")
     tensors = {"up.weight.absmax": magnitude}
     if nested:
@@ -153,11 +158,11 @@ def nf4(nested):
     state = np.frombuffer(json.dumps(about).encode(), np.uint8)
     tensors |= {
         "up.weight": (pairs[:, :1] << 4) | pairs[:, 1:],
-        "up.weight.quant_map": LEVELS,
-        "up.weight.quant_state.bitsandbytes__nf4": state,
+        "up.weight.quant_map": levels,
+        f"up.weight.quant_state.bitsandbytes__{kind}": state,
         "norm.weight": np.ones(4, "float32"),
     }
-    return tensors, (LEVELS[codes].reshape(-1, 64) * magnitude[:, None]).reshape(4, 128)
+    return tensors, (levels[codes].reshape(-1, 64) * magnitude[:, None]).reshape(4, 128)
 
 
 BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True}
@@ -171,6 +176,14 @@ def test_nf4(nested, tmp_path):
     assert isinstance(found["up.weight"], NF4)
     check(found["up.weight"], want)
     assert_same(found["norm.weight"], np.ones(4, "float32"))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_fp4(nested, tmp_path):
+    tensors, want = nf4(nested, "fp4", LEVELS_OF_FP4)
+    found = load_hf(written(tmp_path, BITSANDBYTES, tensors))
+    assert isinstance(found["up.weight"], Float8)
+    check(found["up.weight"], want)
 
 
 def test_int8_of_bitsandbytes(tmp_path):
@@ -375,7 +388,7 @@ WRONG = {
     "bitsandbytes": (
         BITSANDBYTES,
         lambda _: {"up.weight": np.ones((2, 2), "int8")},
-        "neither .weight.quant_state.bitsandbytes__nf4 nor .SCB: only NF4 and int8 are",
+        "none of .weight.quant_state.bitsandbytes__nf4, .*: only NF4, FP4 and int8 are",
     ),
     "order of bytes": (
         {"quant_method": "bitsandbytes"},

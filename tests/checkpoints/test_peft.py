@@ -1,6 +1,7 @@
 """Adapters that peft itself writes and reads. ``tox -e peft`` installs PyTorch and peft."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 import jaxrewrite
 from jaxrewrite.checkpoints import load_adapter, save_adapter
-from jaxrewrite.values import Dora, Lora, adapt
+from jaxrewrite.values import Dora, Lora, Rescaled, adapt
 
 
 peft = pytest.importorskip("peft", reason="tox -e peft has it")
@@ -189,3 +190,132 @@ def test_embeddings_and_convolutions_that_are_written_peft_reads(tmp_path, use_d
     got = adapted(torch.from_numpy(TOKENS)).detach().numpy()
     np.testing.assert_allclose(got, run_mixed(params, TOKENS), rtol=1e-5, atol=2e-5)
     assert not np.allclose(got, before, atol=1e-2)
+
+
+def with_random_vectors(adapted):
+    """The same adapter after some training: its vectors are other numbers."""
+    for name, parameter in adapted.named_parameters():
+        if "ia3_l" in name or "vera_lambda" in name:
+            parameter.data = torch.rand_like(parameter) + 0.5
+    return adapted
+
+
+IA3 = {
+    "outputs": {"target_modules": ["up", "down"], "feedforward_modules": []},
+    "inputs": {"target_modules": ["up", "down"], "feedforward_modules": ["down"]},
+    "pattern": {"target_modules": "up|down", "feedforward_modules": "do.n"},
+}
+
+
+@pytest.mark.parametrize("kind", IA3)
+def test_multipliers_that_peft_writes_are_read(tmp_path, kind):
+    """IA3 multiplies what a layer returns, its bias as well, or what the layer gets."""
+    torch.manual_seed(0)
+    model = Model()
+    params = params_of(model)
+    adapted = with_random_vectors(peft.get_peft_model(model, peft.IA3Config(**IA3[kind])))
+    adapted.save_pretrained(tmp_path)
+    got = load_adapter(tmp_path, params)
+    want = adapted(torch.from_numpy(X)).detach().numpy()
+    np.testing.assert_allclose(implicit(got, X), want, rtol=1e-5, atol=1e-5)
+    assert not np.allclose(want, apply(params, X), atol=1e-2)
+    assert isinstance(got["down"]["bias"], Rescaled) == (kind == "outputs")
+    again = load_adapter(tmp_path, got)  # It takes its own place.
+    np.testing.assert_array_equal(implicit(again, X), implicit(got, X))
+
+
+@pytest.mark.parametrize("of_inputs", [False, True])
+def test_multipliers_that_are_written_peft_reads(tmp_path, of_inputs):
+    torch.manual_seed(1)
+    model = Model()
+    params = params_of(model)
+    up, down = params["up"], params["down"]
+    numbers = jax.random.uniform(jax.random.key(0), (8,), minval=0.5)
+    if of_inputs:
+        down["kernel"] = Rescaled(down["kernel"], numbers[:, None])
+    else:
+        up["kernel"] = Rescaled(up["kernel"], numbers[None])
+        up["bias"] = Rescaled(up["bias"], numbers)
+    save_adapter(tmp_path, params)
+    adapted = peft.PeftModel.from_pretrained(model, str(tmp_path))
+    got = adapted(torch.from_numpy(X)).detach().numpy()
+    np.testing.assert_allclose(got, implicit(params, X), rtol=1e-5, atol=1e-5)
+
+
+def test_multipliers_of_convolutions(tmp_path):
+    torch.manual_seed(2)
+    model = Mixed()
+    params = mixed_params(model)
+    config = peft.IA3Config(target_modules=["conv2", "down"], feedforward_modules=["conv2"])
+    adapted = with_random_vectors(peft.get_peft_model(model, config))
+    adapted.save_pretrained(tmp_path / "one")
+    got = load_adapter(tmp_path / "one", params)
+    want = adapted(torch.from_numpy(TOKENS)).detach().numpy()
+    np.testing.assert_allclose(run_mixed(got, TOKENS), want, rtol=1e-5, atol=1e-5)
+    save_adapter(tmp_path / "two", got)
+    again = peft.PeftModel.from_pretrained(model_of(2, Mixed), str(tmp_path / "two"))
+    np.testing.assert_allclose(
+        again(torch.from_numpy(TOKENS)).detach().numpy(), want, 1e-5, 1e-5
+    )
+
+
+def model_of(seed, make=Model):
+    torch.manual_seed(seed)
+    return make()
+
+
+def test_vera_that_peft_writes_is_read_and_written(tmp_path):
+    model = model_of(0)
+    params = params_of(model)
+    config = peft.VeraConfig(r=3, target_modules=["up", "down"])
+    adapted = with_random_vectors(peft.get_peft_model(model, config))
+    adapted.save_pretrained(tmp_path / "one")
+    got = load_adapter(tmp_path / "one", params)
+    want = adapted(torch.from_numpy(X)).detach().numpy()
+    np.testing.assert_allclose(implicit(got, X), want, rtol=1e-5, atol=1e-5)
+    assert not np.allclose(want, apply(params, X), atol=1e-2)
+    save_adapter(tmp_path / "two", got)
+    told = json.loads((tmp_path / "two" / "adapter_config.json").read_text())
+    assert told["peft_type"] == "VERA"
+    again = peft.PeftModel.from_pretrained(model_of(0), str(tmp_path / "two"))
+    np.testing.assert_allclose(
+        again(torch.from_numpy(X)).detach().numpy(), want, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_vera_that_adapt_makes_peft_reads(tmp_path):
+    model = model_of(3)
+    is_kernel = lambda path, leaf: path.endswith("kernel")
+    key = jax.random.key(0)
+    params = adapt(params_of(model), is_kernel, 3, key, method="vera", scale=0.5)
+    for layer in params.values():
+        v = layer["kernel"]
+        layer["kernel"] = dataclasses.replace(
+            v, b=dataclasses.replace(v.b, scale=v.b.scale + 0.3)
+        )
+    save_adapter(tmp_path, params)
+    adapted = peft.PeftModel.from_pretrained(model, str(tmp_path))
+    assert adapted.peft_config["default"].peft_type == "VERA"
+    got = adapted(torch.from_numpy(X)).detach().numpy()
+    np.testing.assert_allclose(got, implicit(params, X), rtol=1e-5, atol=1e-5)
+
+
+def test_pissa_that_peft_writes_is_read(tmp_path):
+    """The weights are what the largest singular values leave of those that peft began with."""
+    model = model_of(4)
+    params = params_of(model)
+    config = peft.LoraConfig(
+        r=2, lora_alpha=3, target_modules=["up", "down"], init_lora_weights="pissa"
+    )
+    adapted = peft.get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            parameter.data += 0.2 * torch.randn_like(parameter)
+    adapted.save_pretrained(tmp_path)
+    got = implicit(load_adapter(tmp_path, params), X)
+    want = adapted(torch.from_numpy(X)).detach().numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    again = peft.PeftModel.from_pretrained(model_of(4), str(tmp_path))
+    np.testing.assert_allclose(
+        again(torch.from_numpy(X)).detach().numpy(), want, 1e-4, 1e-4
+    )

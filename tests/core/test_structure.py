@@ -223,6 +223,8 @@ PRIVATE = {
     ("recognised", "jaxrewrite._compat"),
     ("coded", "jaxrewrite._axes"),
     ("coded", "jaxrewrite._compat"),
+    ("concatenated", "jaxrewrite._axes"),
+    ("concatenated", "jaxrewrite._compat"),
     ("gathers", "jaxrewrite._axes"),
     ("masked", "jaxrewrite._compat"),
     ("products", "jaxrewrite._compat"),

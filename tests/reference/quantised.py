@@ -3,7 +3,15 @@
 import numpy as np
 
 import jaxrewrite
-from jaxrewrite.values import GGUF, NF4, FakeQuantised, Float8, Microscaled, Quantised
+from jaxrewrite.values import (
+    GGUF,
+    NF4,
+    Concatenated,
+    FakeQuantised,
+    Float8,
+    Microscaled,
+    Quantised,
+)
 
 from . import case, uniform
 
@@ -85,6 +93,16 @@ def microscaled_float8(rng, dtype, n, m):
 @case("microscaled twice", variant=True)
 def microscaled_twice(rng, dtype, n, m):
     return Microscaled.quantise(weight(rng, dtype, n, m), "nvfp4", (1, half(m)))
+
+
+@case("concatenated")
+def short_last_block(rng, dtype, n, m):
+    """Blocks of three rows, and the last one shorter."""
+    cut = n - n % 3 if n > 3 else n
+    w = weight(rng, dtype, n, m)
+    parts = [part for part in (w[:cut], w[cut:]) if len(part) or n == 0]
+    rounded = [Quantised.quantise(part, 4, axis=-1) for part in parts]
+    return Concatenated(tuple(rounded), -2)
 
 
 @case("fake quantised", variant=True)

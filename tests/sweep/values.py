@@ -195,6 +195,22 @@ def _(s, dtype, n, m, batch):
 # --- weights ------------------------------------------------------------------------------
 
 
+@a_type("Concatenated", dtypes=FLOATS)
+def _(s, dtype, n, m, batch):
+    """Parts of some rows, or of some columns, as `quantise` makes them."""
+    is_rows = s.chance(0.5)
+    length = n if is_rows else m
+    first = s.choice(range(1, length)) if length > 1 else length
+    sizes = [k for k in (first, length - first) if k or not length]
+    shapes = [(*batch, k, m) if is_rows else (*batch, n, k) for k in sizes]
+    how = f"axis={tuple(range(len(batch)))}" if batch else s.choice(("", "axis=-1"))
+    arrays = [s.u(*shape, dtype=dtype) for shape in shapes]
+    parts = "".join(
+        f"Quantised.quantise({x}, {s.choice((8, 4, 3))}, {how}), " for x in arrays
+    )
+    return f"Concatenated(({parts}), {-2 if is_rows else -1})"
+
+
 @a_type("Quantised", dtypes=FLOATS)
 def _(s, dtype, n, m, batch):
     half = lambda k: k // 2 if k and k % 2 == 0 else max(k, 1)

@@ -594,6 +594,7 @@ _NUMBERS_OF = (
     "float8",
     "microscaled",
     "gguf",
+    "concatenated",
     "kronecker_square",
     "n_of_m",
 )

@@ -10,7 +10,15 @@ import pytest
 
 import jaxrewrite
 from jaxrewrite import patterns
-from jaxrewrite.values import NF4, Lora, Quantised
+from jaxrewrite.values import (
+    NF4,
+    Concatenated,
+    Lora,
+    Quantised,
+    adapt,
+    quantise,
+    weight_axes,
+)
 
 
 transformers = pytest.importorskip("transformers", reason="tox -e models has it")
@@ -122,6 +130,36 @@ def test_models_and_their_gradients_stay_implicit(make, kind, numpy_as_it_was):
         lambda path, leaf: KINDS[kind](leaf) if is_weight(path, leaf) else leaf,
         model.params,
     )
+    check_forward_and_gradient(call, params, x)
+
+
+# A block of 24 divides none of the widths 32, 64 and 128, so the last ones are shorter.
+FORMATS = {"int8": (8, {}), "int4": (4, {"block": 24}), "nf4": ("nf4", {"block": 16})}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("make", [gpt2, bert, t5])
+def test_the_models_say_which_axes_they_sum(make, form, numpy_as_it_was):
+    """QLoRA without a word about layouts: GPT-2 has kernels of (out, in), the others (in, out)."""
+    model, call, x = make()
+    axes = weight_axes(call, model.params, x)
+    assert sum(path.endswith("kernel") for path in axes) >= 8
+    in_axes = lambda path, leaf: path in axes
+    bits, options = FORMATS[form]
+    params = quantise(model.params, in_axes, bits, axes=axes, **options)
+    params = adapt(params, in_axes, rank=2, key=jax.random.key(0), axes=axes)
+    is_lora = lambda x: isinstance(x, Lora)
+    grown = lambda v: Lora(v.w, v.a, v.b + 0.02, v.scale, v.rows, v.cols, False)
+    params = jax.tree.map(lambda v: grown(v) if is_lora(v) else v, params, is_leaf=is_lora)
+    leaves = jax.tree.leaves(params, is_leaf=is_lora)
+    bases = [v.w for v in leaves if is_lora(v)]
+    assert len(bases) == len(axes)
+    assert any(isinstance(w, Concatenated) for w in bases) == (form == "int4")
+    check_forward_and_gradient(call, params, x)
+
+
+def check_forward_and_gradient(call, params, x):
+    """Nothing becomes dense, and all is as with dense weights."""
     got = jaxrewrite.transform(call, materialise="forbid")(params, x)
     want = call(jaxrewrite.materialise(params), x)
     np.testing.assert_allclose(got, want, 1e-4, 1e-4 * abs(want).max())

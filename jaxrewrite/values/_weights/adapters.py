@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +32,8 @@ class Adapter(NamedTuple):
     """What the adapters of all chosen weights have in common.
 
     ``rounded`` quantises what stays beside the change, given the axes of the weight and it.
+    ``most`` are the largest numbers of rows and columns that a weight has, for the random factors
+    that VeRA has in common.
     """
 
     rank: int
@@ -39,6 +41,7 @@ class Adapter(NamedTuple):
     method: str
     init: str
     rounded: Callable[[WeightAxes, Any], Any] | None
+    most: tuple[int, int] = (1, 1)
 
 
 def adapted(w: Any, axes: WeightAxes, key: Array, adapter: Adapter) -> Any:
@@ -109,17 +112,18 @@ def _nearest(x: Any, axes: WeightAxes, adapter: Adapter) -> tuple[Array, Array]:
 
 
 def _vera(base: Any, axes: WeightAxes, key: Array, adapter: Adapter) -> Lora:
-    """Random factors that stay as they are, with a trained number for each rank and column."""
+    """Random factors that stay as they are, with a trained number for each rank and column.
+
+    All weights with this key have the first rows and columns of the same ones.
+    """
     batch, rows, cols = _sizes(base, axes)
-    rank, dtype = adapter.rank, base.dtype
+    (most_rows, most_cols), rank, dtype = adapter.most, adapter.rank, base.dtype
     kaiming = jax.nn.initializers.he_uniform()
-
-    def random(key: Array, first: Sequence[int], last: Sequence[int]) -> Array:
-        matrix = kaiming(key, (math.prod(first), math.prod(last)), dtype)
-        return jnp.broadcast_to(matrix.reshape(*first, *last), (*batch, *first, *last))
-
     keys = jax.random.split(key)
-    a, b = random(keys[0], rows, [rank]), random(keys[1], [rank], cols)
+    a = kaiming(keys[0], (most_rows, rank), dtype)[: math.prod(rows)]
+    b = kaiming(keys[1], (rank, most_cols), dtype)[:, : math.prod(cols)]
+    a = jnp.broadcast_to(a.reshape(*rows, rank), (*batch, *rows, rank))
+    b = jnp.broadcast_to(b.reshape(rank, *cols), (*batch, rank, *cols))
     ones = [1] * len(rows)
     of_ranks = jnp.full((*batch, *ones, rank), _START_OF_VERA, dtype)
     of_cols = jnp.zeros((*batch, 1, *cols), dtype)

@@ -190,6 +190,17 @@ def _is_finite(x: Any) -> Any:
 
 
 def block_sizes(cls: str, shape: Sequence[int], block: Any) -> tuple[int, ...]:
+    """The size of a block along each axis, which it divides."""
+    sizes = sizes_asked(cls, shape, block)
+    if any(b != n and (b < 1 or n % b) for b, n in zip(sizes, shape, strict=True)):
+        raise ValueError(
+            f"{cls}: `block` {sizes} does not divide the shape {tuple(shape)} into "
+            "whole blocks. Give `block` a number for each axis, or None for a whole axis."
+        )
+    return sizes
+
+
+def sizes_asked(cls: str, shape: Sequence[int], block: Any) -> tuple[int, ...]:
     """The size of a block along each axis.
 
     An integer ``block`` is the size along the first axis. In a tuple, None stands for the
@@ -199,13 +210,7 @@ def block_sizes(cls: str, shape: Sequence[int], block: Any) -> tuple[int, ...]:
         block = (block, *(1 for _ in shape[1:]))
     if len(block) != len(shape):
         raise ValueError(f"{cls}: `block` is {block} for an array of shape {tuple(shape)}.")
-    sizes = tuple(n if b is None else b for b, n in zip(block, shape, strict=True))
-    if any(b != n and (b < 1 or n % b) for b, n in zip(sizes, shape, strict=True)):
-        raise ValueError(
-            f"{cls}: `block` {sizes} does not divide the shape {tuple(shape)} into "
-            "whole blocks. Give `block` a number for each axis, or None for a whole axis."
-        )
-    return sizes
+    return tuple(n if b is None else b for b, n in zip(block, shape, strict=True))
 
 
 def sizes_of(cls: str, shape: Sequence[int], axis: Any, block: Any) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ class Packed(Structured):
     default = staticmethod(on_dense)
 
     def sliceable(self) -> Any:
-        return self if -self.axis < self.bytes.ndim else NotImplemented
+        return self if -self.axis < self.bytes.ndim - 1 else NotImplemented
 
     def leaf_specs(self, spec: Any) -> Any:
         return dataclasses.replace(self, bytes=spec)

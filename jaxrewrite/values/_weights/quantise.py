@@ -7,12 +7,15 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_unflatten
 
 from .._base.chosen import chosen_leaves, leaves_by_path
 from .._base.progress import Progress, shown
 from .._base.structured import is_value
+from .coded import sizes_asked
+from .concatenated import Concatenated
 from .float8 import DTYPES, Float8
 from .microscaled import FORMATS as MICROSCALED, Microscaled
 from .nf4 import NF4
@@ -23,7 +26,7 @@ from .weight_axes import AnyAxes, WeightAxes, axes_of_leaf
 # The formats that share scales in blocks by default, and the size of these.
 DEFAULT_BLOCKS = {"nf4": 64} | {name: form.block for name, form in MICROSCALED.items()}
 
-# How many times a block may be larger or smaller than a user asked for.
+# How many times a block may be larger or smaller than that of the format, to divide an axis.
 _MOST_APART = 4
 
 FORMATS = ("nf4", *map(str, DTYPES), *Microscaled.formats)
@@ -56,30 +59,31 @@ def quantise(
     axes
         Which axes of each weight are summed by products, as for `adapt`: what `weight_axes`
         found out. Then each layer of a stack, and each column, has its own scales, and the
-        option ``block`` is a number of entries along the summed axes: about so many
-        consecutive ones share a scale. It is the divisor of the number of summed entries that
-        is nearest to ``block``, such as 48 of 96 for 64. Without ``block`` all that is
-        summed shares a scale, or as many as the format says.
+        option ``block`` is a number of entries along the summed axes: so many consecutive
+        ones share a scale. Without ``block`` all that is summed shares a scale, or about as many
+        as the format says: the divisor of the length that is the nearest, such as 48 of 96 for
+        the 64 of NF4, unless it is four times as far.
     progress
         A function to show the progress, such as ``tqdm.tqdm``. It is called with the paths of
         the chosen leaves, and returns an iterator over them. The next item is taken as the
         work on a leaf begins.
     **options
         The options of `Quantised.quantise`, `NF4.quantise`, `Float8.quantise` or
-        `Microscaled.quantise`.
+        `Microscaled.quantise`. A ``block`` need not divide an axis here: the last block along it
+        is then shorter.
 
     Returns
     -------
     Any
         The tree, with a `Quantised`, an `NF4`, a `Float8` or a `Microscaled` for each chosen
-        leaf.
+        leaf, or with a `Concatenated` of two of these if its last block is shorter.
 
     Raises
     ------
     ValueError
         If ``bits`` is none of these, or ``where`` chose no leaf, or a leaf that can't be
-        quantised. The message names the path. If ``axes`` lacks a chosen leaf, no divisor is near
-        to ``block``, or ``axes`` comes with an option that says the same. If what ``progress`` returns has more or fewer items than leaves were chosen.
+        quantised. The message names the path. If ``axes`` lacks a chosen leaf, or comes with an
+        option that says the same. If what ``progress`` returns has more or fewer items than leaves were chosen.
     TypeError
         If ``where`` is no function.
 
@@ -107,6 +111,12 @@ def quantise(
     >>> axes = weight_axes(lambda layer, x: layer(x), linear, jnp.ones(128))
     >>> quantise(linear, lambda path, _: path == "weight", 4, block=64, axes=axes).weight
     Quantised<f32[4,128], 288 B>(q=Nibbles<i4[4,128], 256 B>, scale=f32[4,2], zero=None)
+
+    The last block may be shorter, as that of 36 inputs here:
+
+    >>> params = {"kernel": jnp.ones((100, 33))}
+    >>> quantise(params, lambda path, _: True, 4, block=64)["kernel"].lengths
+    (64, 36)
     """
     check_format("quantise", bits)
     paths, leaves, treedef = leaves_by_path(tree)
@@ -141,6 +151,8 @@ def _way_out(axes: AnyAxes, bits: Any, options: dict[str, Any]) -> str:
 
 def _warn_of_floats(path: str, weight: Any, axes: WeightAxes | None) -> None:
     """Warn if a weight that rounds what it is multiplied with has no product of integers."""
+    if isinstance(weight, Concatenated):
+        weight = weight.parts[0]
     if getattr(weight, "activations", None) is None:
         return
     scales = weight.scale_of_blocks().shape
@@ -165,35 +177,48 @@ def check_format(caller: str, bits: Any) -> None:
 
 def quantised_along(axes: WeightAxes, w: Any, bits: Any, options: dict[str, Any]) -> Any:
     """A weight in a format, with blocks along the axes that a product sums."""
-    block = options.get("block", DEFAULT_BLOCKS.get(bits))
-    if "axis" in options or not (block is None or isinstance(block, (int, np.integer))):
+    asked = options.get("block")
+    if "axis" in options or not (asked is None or isinstance(asked, (int, np.integer))):
         raise ValueError(
             "`axes` says which axes are summed, so `block` is one number, and there is no `axis`."
         )
-    rows = axes.rows
-    summed = math.prod(w.shape[i] for i in rows)
-    wanted = summed if block is None else min(block, summed)
-    sizes, left = [1] * w.ndim, wanted
-    for i in reversed(rows):  # Neighbours are along the last of them.
-        sizes[i] = _nearest_divisor(w.shape[i], left)
-        left = left // sizes[i] if sizes[i] == w.shape[i] else 1
-    got = math.prod(sizes)
-    if max(got, wanted) > _MOST_APART * min(got, wanted):
-        raise ValueError(
-            f"{summed} entries are summed, of shape {tuple(w.shape[i] for i in rows)}, and no blocks "
-            f"near {block} divide them: the nearest have {got}. Give another `block`, or None for "
-            "one scale for all that is summed."
-        )
+    block = options.get("block", DEFAULT_BLOCKS.get(bits))
+    summed = math.prod(w.shape[i] for i in axes.rows)
+    sizes, left = [1] * w.ndim, summed if block is None else block
+    for i in reversed(axes.rows):  # Neighbours are along the last of them.
+        n = w.shape[i]
+        sizes[i] = min(left, n) if asked is not None else _near(left, n)
+        left = left // sizes[i] if sizes[i] == n else 1
     return _quantised(w, bits, {**options, "block": tuple(sizes)})
 
 
-def _nearest_divisor(n: int, to: int) -> int:
-    """The divisor of a number that is the nearest to another one, as a ratio."""
+def _near(block: int, n: int) -> int:
+    """The divisor of a length that is the nearest to a size, as a ratio, if it is near."""
     divisors = (d for d in range(1, n + 1) if n % d == 0)
-    return min(divisors, key=lambda d: (max(d / to, to / d), d), default=1)
+    apart = lambda d: max(d / block, block / d)
+    nearest = min(divisors, key=lambda d: (apart(d), d), default=1)
+    return nearest if apart(nearest) <= _MOST_APART else min(block, n)
 
 
 def _quantised(leaf: Any, bits: Any, options: dict[str, Any]) -> Any:
+    """A weight in a format, whose last block along an axis may be shorter than the others."""
+    block, shape = options.get("block", DEFAULT_BLOCKS.get(bits)), jnp.shape(leaf)
+    # The first axis may be that of layers, for which a block is not meant.
+    is_of_stack = isinstance(block, (int, np.integer)) and len(shape) > 2
+    if block is None or is_of_stack or isinstance(leaf, (list, tuple)):
+        return _in_format(leaf, bits, options)
+    pairs = zip(sizes_asked("quantise", shape, block), shape, strict=True)
+    sizes = tuple(min(size, n) for size, n in pairs)
+    axis = next((i for i, n in enumerate(shape) if sizes[i] > 0 and n % sizes[i]), None)
+    own = {**options, "block": sizes}
+    if axis is None:
+        return _in_format(leaf, bits, own)
+    parts = jnp.split(jnp.asarray(leaf), [shape[axis] - shape[axis] % sizes[axis]], axis)
+    in_format = tuple(_quantised(part, bits, own) for part in parts)
+    return Concatenated(in_format, axis - len(shape))
+
+
+def _in_format(leaf: Any, bits: Any, options: dict[str, Any]) -> Any:
     if bits == "nf4":
         return NF4.quantise(leaf, **options)
     if bits in Microscaled.formats:

@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
+from jaxrewrite import primitives
 
 from .._base.contract import along_result, labels
 from .._base.structured import Structured
@@ -26,8 +27,9 @@ class Rescaled(Structured):
     It is what IA3 [1]_ trains: ``w`` stays as it is, and each output, or each input, of a layer
     has a multiplier. In a product with an array the numbers multiply the result, or the
     array, and never ``w``. So ``w`` may be a value, such as a quantised weight. Transposes,
-    reshapes, slices, scaling by numbers or along axes, and casts keep the form; rows that are
-    looked up, and everything else, are dense.
+    reshapes, slices, scaling by numbers or along axes, and casts keep the form. A sum with an
+    array, as of a bias, is an array if ``w`` is one. Rows that are looked up, and everything
+    else, are dense.
 
     Parameters
     ----------
@@ -115,6 +117,13 @@ def _(v: Rescaled, c: ArrayLike, **params) -> Any:
 @jaxrewrite.register("div")
 def _(v: Rescaled, c: ArrayLike, **params) -> Any:
     return rescaled(v, jnp.divide, c, **params)
+
+
+@jaxrewrite.register(*primitives.ADDITIVE, exchange="types")
+def _(x: Rescaled, y: ArrayLike, *, primitive, **params) -> Any:
+    """A sum with an array, as of a bias, takes the numbers into ``w``, by the rules of its type."""
+    operands = (z.materialise() if isinstance(z, Rescaled) else z for z in (x, y))
+    return primitive.bind(*operands, **params)
 
 
 @jaxrewrite.register("convert_element_type")

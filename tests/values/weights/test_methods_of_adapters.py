@@ -3,10 +3,14 @@
 The oracles are the published formulas in NumPy, in double precision.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import jax.test_util
 import numpy as np
 import pytest
+from choose import often
 
 import jaxrewrite
 from jaxrewrite.values import (
@@ -222,18 +226,56 @@ def test_pissa_of_a_quantised_weight_says_what_to_do():
 # --- training -------------------------------------------------------------------------------
 
 
-def test_dropout_drops_rows_of_the_change_and_keeps_its_mean():
-    params = {"kernel": Lora(W, A, B), "dora": Dora(W, A, B, LENGTHS), "bias": jnp.ones(5)}
-    dropped = dropout(params, 0.25, KEY)
-    for name in ("kernel", "dora"):
-        rows = dropped[name].a / A
-        np.testing.assert_allclose(np.where(rows > 0.5, rows - 4 / 3, rows), 0, atol=1e-5)
-        assert np.allclose(rows, rows[:, :1]) and 0.05 < (rows == 0).mean() < 0.5
-    assert dropped["bias"] is params["bias"] and dropped["kernel"].w is W
-    means = jax.vmap(lambda key: dropout(params, 0.25, key)["kernel"].a)(
-        jax.random.split(KEY, 500)
-    )
-    np.testing.assert_allclose(means.mean(0), A, atol=0.3)
+# Of such factors the change of x is x itself, so that it shows what was dropped of it.
+SEEN = {
+    "lora": lambda w: Lora(w, jnp.eye(8), jnp.eye(8)),
+    "lora on int8": lambda w: Lora(Quantised.quantise(w), jnp.eye(8), jnp.eye(8)),
+    "scaled and cast": lambda w: Lora(w, 2 * jnp.eye(8), jnp.eye(8) / 4, 2.0),
+    "dora": lambda w: Dora.of(Lora(w, jnp.eye(8), jnp.eye(8))),
+}
+USES = {
+    "product": lambda v, x: x @ v,
+    "transposed": lambda v, x: (v.T @ x.T).T,
+    "in heads": lambda v, x: jnp.einsum("bi,ihs->bhs", x, v.reshape(8, 2, 4)).reshape(-1, 8),
+    "cast": lambda v, x: (x.astype("bfloat16") @ v.astype("bfloat16")).astype("float32"),
+    "scaled": lambda v, x: x @ (-v * 2) / -2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", often(SEEN, ["lora", "dora"]))
+def test_dropout_drops_entries_of_what_the_change_sees(name, use):
+    v, x = SEEN[name](10 * jnp.eye(8)), 1 + abs(normal(40, 8))
+    dropped = dropout({"kernel": v, "bias": X}, 0.25, KEY)
+    assert dropped["bias"] is X
+    run = jaxrewrite.transform(USES[use], materialise="forbid")
+    seen = run(dropped["kernel"], x) / x - 10
+    kept = seen > 0.5
+    np.testing.assert_allclose(seen, np.where(kept, 4 / 3, 0), atol=0.2)
+    assert 0.65 < kept.mean() < 0.85
+    assert len({tuple(row) for row in np.asarray(kept)}) > 20  # A mask for each token.
+
+
+def test_dropout_has_the_gradient_of_what_it_computes():
+    params, x = Lora(W, A, B, 0.5), normal(6, 64)
+    run = jaxrewrite.transform(lambda v, x: x @ v, materialise="forbid")
+
+    def loss(a, b):
+        v = dropout(dataclasses.replace(params, a=a, b=b), 0.5, KEY)
+        return (run(v, x) ** 2).sum()
+
+    jax.test_util.check_grads(loss, (A, B), 1, ["fwd", "rev"], 0.05, 0.05, 1e-2)
+    shown = dropout(Lora(0 * W, jnp.eye(64), jnp.eye(64)[:, :5]), 0.5, KEY)
+    np.testing.assert_allclose(jaxrewrite.materialise(shown), jnp.eye(64)[:, :5])
+
+
+def test_dropout_differs_from_layer_to_layer():
+    x, w = jnp.ones((5, 8)), jnp.zeros((2, 8, 8))
+    eyes = jnp.broadcast_to(jnp.eye(8), (2, 8, 8))
+    layers = dropout(Lora(w, eyes, eyes), 0.5, KEY)
+    scan = lambda layers, x: jax.lax.scan(lambda c, w: (c, c @ w), x, layers)[1]
+    first, second = jaxrewrite.transform(scan, materialise="forbid")(layers, x)
+    assert {0.0, 2.0} == set(np.unique(first)) and (first != second).any()
 
 
 @pytest.mark.parametrize(

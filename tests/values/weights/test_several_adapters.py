@@ -7,7 +7,7 @@ import pytest
 
 import jaxrewrite
 from jaxrewrite import values
-from jaxrewrite.values import Lora, choose_adapters, merge, stack_adapters
+from jaxrewrite.values import Dora, Lora, choose_adapters, merge, stack_adapters
 
 
 RNG = np.random.default_rng(0)
@@ -150,3 +150,23 @@ def test_pytrees_that_share_no_weights_are_refused():
     ]:
         with pytest.raises(ValueError, match=f"stack_adapters: .*{told}"):
             stack_adapters(those)
+
+
+def test_lengths_of_columns_are_chosen_with_the_factors():
+    """Also of a weight that is bare in some pytrees, whose columns have their own lengths."""
+    w, x, index = quantised(4, 6), numbers(4, 4), np.array([2, 0, 1, 2])
+    of = lambda rank, scale: Dora(
+        w, numbers(4, rank), numbers(rank, 6), 1 + abs(numbers(1, 6)), scale
+    )
+    bare, one, two = {"w": w}, {"w": of(2, 0.5)}, {"w": of(1, 2.0)}
+    stacked = stack_adapters([bare, one, two])
+    assert stacked["w"].w is w and stacked["w"].magnitude.shape == (3, 1, 6)
+    chosen, axes = choose_adapters(stacked, index)
+    run = jaxrewrite.transform(lambda p, x: x @ p["w"], materialise="forbid")
+    got = jax.jit(jax.vmap(run, in_axes=(axes, 0)))(chosen, x)
+    dense = [np.asarray(jaxrewrite.materialise(p["w"])) for p in (bare, one, two)]
+    want = [row @ dense[i] for row, i in zip(x, index, strict=True)]
+    np.testing.assert_allclose(got, want, 1e-4, 1e-4)
+    lora = {"w": Lora(w, numbers(4, 1), numbers(1, 6))}
+    with pytest.raises(ValueError, match="w is a Lora in some pytrees, a Dora in others"):
+        stack_adapters([one, lora])

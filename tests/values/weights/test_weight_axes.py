@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import jaxrewrite
-from jaxrewrite.values import Lora, Quantised, adapt, quantise, weight_axes
+from jaxrewrite.values import Concatenated, Lora, Quantised, adapt, quantise, weight_axes
 
 
 KEY = jax.random.key(0)
@@ -182,24 +182,44 @@ def test_every_format_has_blocks_along_what_is_summed(bits):
 
 
 @pytest.mark.parametrize(
-    "shape, rows, block, want",
+    "shape, rows, want",
     [
-        ((3, 80), (1,), 64, (1, 80)),
-        ((3, 160), (1,), 64, (1, 80)),
-        ((3, 96), (1,), 64, (1, 48)),
-        ((97, 3), (0,), 64, (97, 1)),
-        ((4, 32, 5), (0, 1), 64, (2, 32, 1)),
-        ((4, 12, 5), (0, 1), 8, (1, 6, 1)),
-        ((2, 3, 8), (1,), None, (1, 3, 1)),
-        ((4, 12, 5), (0, 1), None, (4, 12, 1)),
-        ((5, 4), (0,), 1000, (5, 1)),
+        ((3, 80), (1,), (1, 80)),
+        ((3, 160), (1,), (1, 80)),
+        ((3, 96), (1,), (1, 48)),
+        ((97, 3), (0,), (97, 1)),
+        ((4, 32, 5), (0, 1), (2, 32, 1)),
+        ((5, 4), (0,), (5, 1)),
     ],
 )
-def test_a_block_is_the_nearest_divisor(shape, rows, block, want):
+def test_a_block_of_a_format_is_the_nearest_divisor(shape, rows, want):
+    w = jnp.ones(shape)
+    cols = [i for i in range(w.ndim) if i not in rows][-1:]
+    v = quantise({"w": w}, is_weight, "nf4", axes=(rows, cols))["w"]
+    assert v.scale_q.shape == tuple(n // b for n, b in zip(shape, want, strict=True))
+
+
+@pytest.mark.parametrize(
+    "shape, rows, block, want",
+    [
+        ((3, 80), (1,), 64, [(1, 64), (1, 16)]),
+        ((4, 32, 5), (0, 1), 64, [(2, 32, 1)]),
+        ((4, 12, 5), (0, 1), 8, [(1, 8, 1), (1, 4, 1)]),
+        ((5, 12, 5), (0, 1), 24, [(2, 12, 1), (1, 12, 1)]),
+        ((2, 3, 8), (1,), None, [(1, 3, 1)]),
+        ((4, 12, 5), (0, 1), None, [(4, 12, 1)]),
+        ((5, 4), (0,), 1000, [(5, 1)]),
+    ],
+)
+def test_the_last_block_may_be_shorter(shape, rows, block, want):
     w = jnp.ones(shape)
     cols = [i for i in range(w.ndim) if i not in rows][-1:]
     v = quantise({"w": w}, is_weight, block=block, axes=(rows, cols))["w"]
-    assert v.scale.shape == tuple(n // b for n, b in zip(shape, want, strict=True))
+    parts = v.parts if isinstance(v, Concatenated) else [v]
+    for part, sizes in zip(parts, want, strict=True):
+        blocks = (n // b for n, b in zip(part.shape, sizes, strict=True))
+        assert part.scale.shape == tuple(blocks)
+    assert v.shape == shape
 
 
 def test_reshaped_scaled_and_cast_weights_are_followed():
@@ -249,8 +269,10 @@ def test_blocks_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"whole blocks.* Or give axes=weight_axes"):
         quantise({"kernel": jnp.ones((3, 64, 4))}, is_weight, block=64)
     prime = {"kernel": jnp.ones((4099, 2))}
-    with pytest.raises(ValueError, match="kernel.* no blocks near 64 divide them"):
-        quantise(prime, is_weight, block=64, axes=((0,), (1,)))
+    assert quantise(prime, is_weight, "nf4", axes=((0,), (1,)))["kernel"].lengths == (
+        4096,
+        3,
+    )
     for more in ({"axis": 0}, {"block": (1, 2)}):
         with pytest.raises(ValueError, match="there is no `axis`"):
             quantise(prime, is_weight, axes=((0,), (1,)), **more)

@@ -1,0 +1,99 @@
+"""`Dropped`: a factor of an adapter that does not see all entries of what it is multiplied with."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike
+
+import jaxrewrite
+
+from .._base.contract import labels
+from .._base.structured import Structured
+from .coded import check_blocks
+
+
+class Dropped(Structured):
+    r"""A factor of inputs, for one step of training with dropout.
+
+    In a product with an array that sums the inputs, each entry of the array is kept with
+    probability :math:`1 - p`, and is then divided by it, and is zero otherwise. All entries are drawn
+    apart, as by ``torch.nn.Dropout`` in front of ``lora_A`` of peft. As an array, and in products that
+    sum the ranks, it is the factor itself, of which such products are the mean.
+
+    Parameters
+    ----------
+    w
+        The factor. Its last axis is that of the ranks.
+    seed
+        Seeds of dtype uint32, of as many axes as ``w``, each of length one or of that of ``w``.
+        The first one is used.
+    rate
+        The probability :math:`p`.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values._weights.dropped import Dropped
+    >>> v = Dropped(jnp.eye(3), jnp.zeros((1, 1), "uint32"), 0.5)
+    >>> jaxrewrite.transform(lambda x, v: x @ v)(jnp.ones((2, 3)), v)
+    Array([[0., 0., 2.],
+           [2., 0., 2.]], dtype=float32)
+    """
+
+    axes = {"w": "...", "seed": ".../block"}
+
+    w: Array
+    seed: Array
+    rate: float = jaxrewrite.field(static=True)
+
+    def __post_init__(self) -> None:
+        check_blocks("Dropped", w=self.w, seed=self.seed)
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray(self.w.shape, self.w.dtype)
+
+    def materialise(self) -> Any:
+        return self.w
+
+    def dropping(self, x: Any) -> Any:
+        """An array without the entries that this factor does not see."""
+        key = jax.random.key(self.seed.reshape(-1)[0])
+        kept = jax.random.bernoulli(key, 1 - self.rate, jnp.shape(x))
+        return jnp.where(kept, x / jnp.asarray(1 - self.rate, x.dtype), 0)
+
+    def with_factor(self, w: Any) -> Self:
+        return dataclasses.replace(self, w=w)
+
+
+@jaxrewrite.register("neg", "convert_element_type")
+def _(v: Dropped, *, primitive, **params) -> Any:
+    return v.with_factor(primitive.bind(v.w, **params))
+
+
+@jaxrewrite.register("mul", exchange="operands")
+@jaxrewrite.register("div")
+def _(v: Dropped, y: ArrayLike, *, primitive, **params) -> Any:
+    product = primitive.bind(v.w, y, **params)
+    return v.with_factor(product) if product.shape == v.shape else NotImplemented
+
+
+@jaxrewrite.register("dot_general", exchange="types")
+def _(x: Dropped, y: ArrayLike, *, primitive, dimension_numbers, **params) -> Any:
+    position = 0 if isinstance(x, Dropped) else 1
+    operands: list[Any] = [x, y]
+    v, other = operands[position], operands[1 - position]
+    named = labels(dimension_numbers, x.ndim, jnp.ndim(y))
+    rank = (named.x, named.y)[position][-1]
+    operands[position] = v.w
+    if rank in named.out:
+        operands[1 - position] = v.dropping(jnp.asarray(other))
+    return primitive.bind(*operands, dimension_numbers=dimension_numbers, **params)
+
+
+@jaxrewrite.register("conv_general_dilated")
+def _(x: ArrayLike, v: Dropped, *, primitive, **params) -> Any:
+    return primitive.bind(v.dropping(jnp.asarray(x)), v.w, **params)

@@ -1,0 +1,153 @@
+"""Weights whose last block is shorter than the others."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxrewrite
+from jaxrewrite.values import (
+    NF4,
+    Concatenated,
+    Float8,
+    Microscaled,
+    Quantised,
+    adapt,
+    quantise,
+)
+
+
+def normal(*shape):
+    return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+
+
+def of(w, *args, **options):
+    return quantise({"w": w}, lambda path, leaf: True, *args, **options)["w"]
+
+
+PROGRAMS = {
+    "product": lambda v, x: x @ v,
+    "of the transpose": lambda v, x: v.T @ x.T,
+    "with outputs": lambda v, x: (x[:, :8] @ v.T),
+    "batch axis": lambda v, x: jnp.einsum("bi,io->ibo", x, v),
+    "rows": lambda v, x: v[jnp.array([[0, 6], [7, 9]])],
+    "rows beyond": lambda v, x: jnp.take(v, jnp.array([3, 12]), axis=0, mode="fill"),
+    "rows at the end": lambda v, x: jnp.take(v, jnp.array([-30, 12]), axis=0, mode="clip"),
+    "a row": lambda v, x: lax.dynamic_index_in_dim(v, jnp.int32(9), keepdims=False),
+    "columns": lambda v, x: x @ lax.dynamic_slice_in_dim(v, jnp.int32(2), 4, axis=1),
+    "one part": lambda v, x: x[:, :6] @ v[:6],
+    "across parts": lambda v, x: x[:, 4:9] @ v[4:9],
+    "steps": lambda v, x: x[:, 1::3] @ v[1::3],
+    "nothing": lambda v, x: x[:, :0] @ v[3:3],
+    "reversed": lambda v, x: x @ v[::-1],
+    "heads": lambda v, x: jnp.einsum("bi,ihs->bhs", x, v.reshape(10, 2, 4)),
+    "pairs of rows": lambda v, x: jnp.einsum("bij,ijo->bo", x.reshape(3, 5, 2), v.reshape(5, 2, 8)),
+    "scaled": lambda v, x: x @ (v * 2 / jnp.arange(1, 9.0)),
+    "side by side": lambda v, x: x @ jnp.concatenate([v, -v], 1),
+    "one below the other": lambda v, x: jnp.tile(x, 2) @ jnp.concatenate([v, v]),
+    "mapped": lambda v, x: jax.vmap(lambda row: row @ v)(x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_stay_implicit(name, bulk):
+    # Pairs of rows stay in a part each.
+    w, x = normal(10, 8), normal(3, 10)
+    v = of(w, 4, block=6)
+    assert isinstance(v, Concatenated) and v.lengths == (6, 4) and v.shape == w.shape
+    got = jaxrewrite.transform(PROGRAMS[name], materialise="forbid")(v, x)
+    want = PROGRAMS[name](v.materialise(), x)
+    np.testing.assert_allclose(got, want, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("bits", "kind"),
+    [
+        (8, Quantised),
+        (3, Quantised),
+        ("nf4", NF4),
+        ("float8_e4m3fn", Float8),
+        ("mxfp4", Microscaled),
+    ],
+)
+def test_each_part_is_in_the_format_that_was_asked_for(bits, kind):
+    w = normal(100, 3)
+    v = of(w, bits, block=64)
+    want = [of(part, bits, block=64) for part in (w[:64], w[64:])]
+    assert v.lengths == (64, 36) and all(isinstance(part, kind) for part in v.parts)
+    for got, part in zip(v.parts, want, strict=True):
+        for x, y in zip(*map(jax.tree.leaves, (got, part)), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_blocks_that_divide_make_no_parts():
+    w = normal(96, 4)
+    assert isinstance(of(w, block=48), Quantised)
+    assert isinstance(of(w, "nf4", block=(None, 2)), NF4)
+    assert of(w[:20], "nf4").scale_q.shape == (1, 4)  # One block, which is short.
+
+
+def test_two_axes_have_short_blocks():
+    w = normal(5, 7)
+    v = of(w, block=(2, 3))
+    assert v.lengths == (4, 1) and [part.lengths for part in v.parts] == [(6, 1)] * 2
+    sizes = [leaf.shape for leaf in jax.tree.leaves(v) if leaf.dtype == jnp.float32]
+    assert sizes == [(2, 2), (2, 1), (1, 2), (1, 1)]
+    np.testing.assert_allclose(v.materialise(), w, atol=0.02)
+
+
+def test_stacked_and_adapted_weights_go_through_a_scan():
+    w, x = normal(3, 10, 10), normal(2, 10)
+    axes = ((1,), (2,))
+    v = of(w, 4, block=6, axes=axes)
+    key = jax.random.key(0)
+    lora = adapt({"w": v}, lambda *_: True, rank=2, key=key, axes=axes)["w"]
+
+    def layers(v, x):
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, v)[0]
+
+    for value in (v, lora):
+        got = jaxrewrite.transform(layers, materialise="forbid")(value, x)
+        np.testing.assert_allclose(
+            got, layers(jaxrewrite.materialise(value), x), 1e-4, 1e-5
+        )
+
+
+def test_gradients_reach_the_input_and_the_scales():
+    v, x = of(normal(10, 8), block=6), normal(3, 10)
+
+    def loss(apply):
+        return lambda scales, x: (apply(_with_scales(v, scales), x) ** 2).sum()
+
+    product = lambda v, x: x @ v
+    scales = [part.scale for part in v.parts]
+    implicit = jaxrewrite.transform(product, materialise="forbid")
+    dense = lambda v, x: product(v.materialise(), x)
+    got = jax.grad(loss(implicit), (0, 1))(scales, x)
+    want = jax.grad(loss(dense), (0, 1))(scales, x)
+    for g, w in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(g, w, 1e-4, 1e-3)
+
+
+def _with_scales(v, scales):
+    pairs = zip(v.parts, scales, strict=True)
+    parts = tuple(Quantised(part.q, scale) for part, scale in pairs)
+    return Concatenated(parts, v.axis)
+
+
+def test_what_is_no_concatenation_is_refused():
+    with pytest.raises(ValueError, match="parts is empty"):
+        Concatenated((), -1)
+    with pytest.raises(ValueError, match="axis is 0, .* must be -2 to -1"):
+        Concatenated((jnp.ones((2, 2)),), 0)
+    with pytest.raises(ValueError, match="differ in the length of axis -1 alone"):
+        Concatenated((jnp.ones((2, 2)), jnp.ones((3, 2))), -1)
+
+
+def test_a_packed_axis_of_length_one_is_not_cut():
+    """An entry is half a byte, so that a leading axis of bytes is not one of entries."""
+    v = Quantised.quantise(jnp.ones((1, 1)), 4, axis=-1)
+    scan = lambda x: lax.scan(lambda c, row: (c + row, None), x * 0, x[:, None])[0]
+    got = jaxrewrite.transform(scan, materialise="allow")(v)
+    np.testing.assert_array_equal(jaxrewrite.materialise(got), scan(v.materialise()))
