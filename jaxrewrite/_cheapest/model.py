@@ -8,7 +8,7 @@ and Patterson [1]_, and the time to start it:
 FLOPs and bytes are those of `_insight.costs`. The rate is that of products, and a table says how
 many times slower the other families are: a factorisation by LAPACK, a Fourier transform, a
 scatter. Equations that act entry by entry are compiled into their neighbours. So what they hand
-on to each other is not counted as traffic, and they are started together. Arrays that fit a
+on to each other is not counted as traffic, nor what two of them read, and they are started together. Arrays that fit a
 core's own cache are faster to read and write. One that fits no cache is written to fresh pages of
 memory, which takes much longer than to write to old ones.
 
@@ -102,18 +102,32 @@ def seconds(
     eqns: Sequence[JaxprEqn], results: Container[Any], start: float = START
 ) -> float:
     """The seconds of some equations, of which others need the results."""
-    pairs = [(eqn, _is_fused(eqn)) for eqn in eqns]
+    aliases: dict[Any, Any] = {}
+    pairs = []
+    for eqn in eqns:
+        if eqn.primitive.name in _ALIASES and type(eqn.invars[0]) is not Literal:
+            operand = eqn.invars[0]
+            aliases[eqn.outvars[0]] = aliases.get(operand, operand)
+        else:
+            pairs.append((eqn, _is_fused(eqn)))
+
+    def arrays(atoms: Iterable[Any]) -> list[Any]:
+        return list(dict.fromkeys(aliases.get(x, x) for x in _arrays(atoms)))
+
     fused = {var for eqn, is_fused in pairs if is_fused for var in eqn.outvars}
-    kept = {x for eqn, is_fused in pairs if not is_fused for x in _arrays(eqn.invars)}
+    kept = {x for eqn, is_fused in pairs if not is_fused for x in arrays(eqn.invars)}
+    kept.update(aliases.get(x, x) for e in eqns for x in e.outvars if x in results)
     each = []
     for eqn, is_fused in pairs:
         if not is_fused and (bodies := costs.bodies_that_run(eqn)):
             each.append(_of_bodies(eqn, bodies, start))
         elif not is_fused:
-            each.append(start + _roofline(eqn, _arrays(eqn.invars), eqn.outvars))
-        elif eqn.primitive.name not in _ALIASES:
-            read = [x for x in _arrays(eqn.invars) if x not in fused]
-            written = [x for x in eqn.outvars if x in kept or x in results]
+            each.append(start + _roofline(eqn, arrays(eqn.invars), eqn.outvars))
+        else:
+            read = [x for x in arrays(eqn.invars) if x not in fused]
+            if eqn.primitive.name not in _SLICES:
+                fused.update(read)  # What is fused with it reads them at once.
+            written = [x for x in eqn.outvars if x in kept]
             each.append((start if written else 0.0) + _roofline(eqn, read, written))
     return math.fsum(each)
 
