@@ -42,7 +42,7 @@ CACHED, CACHED_SPEEDUP = 1e6, 2.5
 FRESH, FRESH_SLOWDOWN = 32e6, 12.0
 
 # The start of a turn of a loop and of each kernel in it, and the turns of a loop of unknown length.
-TURN, TURNS = 0.3e-6, 10
+TURN, TURNS = 0.05e-6, 10
 
 
 def _names(text: str) -> frozenset[str]:

@@ -60,7 +60,8 @@ class Cheapest:
     ----------
     limit
         Bytes that the arrays may take which are dense by this choice, where most of them are
-        needed at once. Arrays that other policies make dense, too, do not count.
+        needed at once. Arrays that other policies make dense, too, do not count, nor what a
+        derivative keeps that JAX takes of the program.
 
     Examples
     --------
