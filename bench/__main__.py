@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from . import (
+    cheapest,
     conversions,
     gpt2,
     growth,
@@ -36,7 +37,7 @@ PARTS = {
         module.PART
         for module in (
             *(model, quantised, conversions, overhead, growth, operations),
-            *(types, structured, steady, imports, patterns, peers, scale),
+            *(types, structured, cheapest, steady, imports, patterns, peers, scale),
         )
     )
 }

@@ -24,6 +24,7 @@ ROOMS = {
     "values": (520, "the ready types"),
     "jaxrewrite": (360, "the public names"),
     "_insight": (110, "reports, the look-up of rules"),
+    "_cheapest": (300, "implicit or dense by cost"),
     "_interop": (500, "other libraries"),
     "_patterns": (100, "rules for several equations"),
     "_handlers": (420, "programs inside of equations"),

@@ -19,6 +19,7 @@ from ._core.errors import (
     MaterialisationError as MaterialisationError,
     MaterialisationWarning as MaterialisationWarning,
 )
+from ._core.hooks import Policy as _Policy, policies as _policies
 from ._core.rules import register as register
 from ._core.value import Value as Value, field as field
 from ._patterns.domains import Axis as Axis
@@ -43,6 +44,15 @@ from . import _analyses, _axes, _handlers, _interop  # isort: skip
 del _analyses, _axes, _handlers, _interop
 
 
+def _cheapest() -> _Policy:
+    from ._cheapest.policy import Cheapest
+
+    return Cheapest()
+
+
+_policies["cheapest"] = _cheapest
+
+
 # These are loaded at their first use.
 if _typing.TYPE_CHECKING:
     from . import (
@@ -54,17 +64,19 @@ if _typing.TYPE_CHECKING:
         testing as testing,
         values as values,
     )
+    from ._cheapest.policy import Cheapest as Cheapest
     from ._insight.explain import explain as explain
     from ._insight.lookup import rules as rules, which as which
     from ._insight.misses import near_misses as near_misses
     from ._insight.report import Report as Report
 else:
-    _INSIGHT = {
-        "Report": "report",
-        "explain": "explain",
-        "near_misses": "misses",
-        "rules": "lookup",
-        "which": "lookup",
+    _LATER = {
+        "Cheapest": "_cheapest.policy",
+        "Report": "_insight.report",
+        "explain": "_insight.explain",
+        "near_misses": "_insight.misses",
+        "rules": "_insight.lookup",
+        "which": "_insight.lookup",
     }
 
     _MODULES = (
@@ -77,13 +89,13 @@ else:
 
         if name in _MODULES:
             return importlib.import_module(f".{name}", __name__)
-        if name in _INSIGHT:
-            module = importlib.import_module(f"._insight.{_INSIGHT[name]}", __name__)
+        if name in _LATER:
+            module = importlib.import_module(f".{_LATER[name]}", __name__)
             return getattr(module, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_INSIGHT, *_MODULES})
+        return sorted({*globals(), *_LATER, *_MODULES})
 
 
 __version__ = "0.2.0"

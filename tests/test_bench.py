@@ -16,6 +16,7 @@ from jax.sharding import AxisType
 
 import jaxrewrite
 from bench import (
+    cheapest,
     llama,
     machine,
     measure as measuring,
@@ -87,6 +88,39 @@ def test_overhead(file, optimised):
     for (case, _, quantity), row in rows.items():
         if quantity in ("HLO instructions", "memory"):
             assert row["implicit"].value == row["by hand"].value, case
+
+
+@pytest.mark.slow
+def test_cheapest(file, capsys, optimised):
+    rows = measure("cheapest", file=file)
+    for (_, _, quantity), row in rows.items():
+        assert set(row) == {
+            "cheapest",
+            *(("dense", "implicit") if quantity == "wall time" else ()),
+        }
+    assert "of the faster of implicit and dense" in capsys.readouterr().out
+
+
+def test_programs_are_the_same_but_for_names_and_lines():
+    def compiled(fn):
+        return jax.jit(fn).lower(1.0).compile()
+
+    def mine(number):
+        return jnp.sin(number) + 1
+
+    first, again = compiled(mine), compiled(lambda x: jnp.sin(x) + 1)
+    assert first.as_text() != again.as_text()
+    assert cheapest.instructions(first) == cheapest.instructions(again)
+    assert cheapest.instructions(first) != cheapest.instructions(compiled(jnp.sin))
+
+
+def test_the_choice_by_cost_is_summed_up():
+    made = lambda size, value: suite.Measurement(
+        "cheapest", "a", size, cheapest.OVER, "cheapest", "x", value
+    )
+    (line,) = cheapest.headline([made(i, 1.0 if i else 1.6) for i in range(10)])
+    assert "in 90.0%" in line and line.endswith("largest 1.60; over 1.5: a, width 0.")
+    assert cheapest.headline([made(0, 1.0)]) == []
 
 
 @pytest.mark.slow

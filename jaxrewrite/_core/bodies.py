@@ -16,7 +16,7 @@ from .caches import WeakCaches
 from .dead_code import pruned_body
 from .hooks import operands_hooks
 from .record import Body, aside
-from .rewrite import Rewriter
+from .rewrite import new_rewriter
 from .settings import Settings
 from .site import Site
 from .traces import Rewriting
@@ -101,7 +101,7 @@ def _rewrite(
 ) -> Rewritten:
     inner, consts = _compat.open_jaxpr(jaxpr)
     inner = pruned_body(inner, site.eqn)
-    builder = Rewriter(rewriting)
+    builder = new_rewriter(rewriting)
     for hook in builder.hooks:
         hook.begin(inner)
     # The body is a program of its own, whichever rule the equation comes from.

@@ -9,6 +9,7 @@ from .. import _compat
 from .._compat import Primitive
 from .avals import aval_of, mismatch
 from .errors import MaterialisationError
+from .hooks import Policy
 from .value import ArrayOrValue, Operand, Value, is_value
 
 
@@ -42,10 +43,12 @@ class Reason(NamedTuple):
 NO_RULE = Reason("No rule for primitive {primitive!r} on {cls}", "Register a rule")
 
 
-def policy_on(cls: type[Value], policy: str) -> str:
+def policy_on(cls: type[Value], policy: str | Policy) -> str:
     """The policy for values of a type: the type decides if the call does not."""
     if cls._is_seen_dense:
         return "allow"
+    if not isinstance(policy, str):
+        return cls.materialise_policy or "allow"
     return (cls.materialise_policy or policy) if policy == "warn" else policy
 
 

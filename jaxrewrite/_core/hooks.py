@@ -7,10 +7,32 @@ staging ask what is registered, and know nothing of what it is for.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence, Set
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .._compat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Primitive, Tree, Var
 from .dead_code import DataFlow
+
+
+if TYPE_CHECKING:
+    from .rewrite import Rewriter
+    from .traces import Rewriting
+
+
+class Policy(Protocol):
+    """Decides where values become dense, beside the policies that have a name alone.
+
+    It is hashable and equal to policies that decide alike, because the caches of programs have
+    it in their keys. Where a value has to become dense it does so without a warning, unless the
+    type has a policy of its own.
+    """
+
+    def rewriter(self, rewriting: Rewriting) -> Rewriter:
+        """An empty builder for a program, or for a body inside of one.
+
+        Its class may override `Rewriter.run`, which is given a whole jaxpr and its operands, and
+        `Rewriter.apply`, which is given each equation that a value meets.
+        """
+        ...
 
 
 class Pass(Protocol):
@@ -203,6 +225,9 @@ class OperandsHook(Protocol):
         """
         return
 
+
+# Functions that return the policy for a name, which may load its module first.
+policies: dict[str, Callable[[], Policy]] = {}
 
 # The passes, in the order in which they run.
 passes: list[Pass] = []

@@ -29,6 +29,19 @@ class MadeDense(NamedTuple):
     reason: Reason
 
 
+class Choice(NamedTuple):
+    """What a policy compared before it left an equation implicit, or made it dense.
+
+    The costs are seconds by a model: of the implicit equation, of the dense one, and of making
+    the values among its operands dense.
+    """
+
+    implicit: float
+    dense: float
+    making: float
+    is_dense: bool
+
+
 @dataclasses.dataclass(eq=False)
 class Record:
     """An equation that met a value, and its rewriting.
@@ -36,7 +49,8 @@ class Record:
     ``way`` is how it was rewritten: by a ``"rule"``, a ``"handler"``, a ``"default"``, leaf by
     leaf (``"identity"``) or on ``"dense"`` operands. ``changed_by`` are the hooks that gave it
     other operands, and ``added`` are the equations that take its place. ``inner`` are records
-    of equations of rules, and ``bodies`` those of jaxprs in the equation.
+    of equations of rules, and ``bodies`` those of jaxprs in the equation. ``choice`` is that of
+    a policy that compares costs.
     """
 
     site: Site
@@ -52,6 +66,7 @@ class Record:
     joined: list[tuple[str, Any, Any]] = dataclasses.field(default_factory=list)
     inner: list[Record] = dataclasses.field(default_factory=list)
     bodies: list[Body] = dataclasses.field(default_factory=list)
+    choice: Choice | None = None
 
 
 class Body(NamedTuple):

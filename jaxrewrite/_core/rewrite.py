@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, TypeAlias
 
 from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, SourceInfo, Var
@@ -55,6 +55,16 @@ leafwise_handlers: dict[str, Handler] = {}
 IDENTITIES = ("copy", "copy_p", "name", "optimization_barrier", "pvary", "stop_gradient")
 
 
+# Names of ways to rewrite an equation, and their functions.
+Ways: TypeAlias = Sequence[tuple[str, Handler | None]]
+
+
+def new_rewriter(rewriting: Rewriting) -> Rewriter:
+    """An empty builder, as the policy of the rewriting makes it."""
+    policy = rewriting.settings.policy
+    return Rewriter(rewriting) if isinstance(policy, str) else policy.rewriter(rewriting)
+
+
 class Rewriter(Builder):
     """A jaxpr under construction, to which the equations of others are added."""
 
@@ -85,7 +95,7 @@ class Rewriter(Builder):
 
     def scratch(self) -> Rewriter:
         """A builder for equations that only answer a question, and are in no report."""
-        builder = Rewriter(self.rewriting)
+        builder = new_rewriter(self.rewriting)
         builder.recorder = None
         return builder
 
@@ -216,6 +226,12 @@ class Rewriter(Builder):
         primitives = set(map(operator.attrgetter("primitive"), jaxpr.eqns))
         return {p for p in primitives if p in dense or p.name in handlers}
 
+    def is_open(self, site: Site) -> bool:
+        """Whether rules for dense operands, or passes, may see inside of an equation."""
+        dense, primitive = self.rewriting.dense_primitives, site.primitive
+        is_called = primitive.name in handlers and bool(dense or self.rewriting.passes)
+        return not site.is_in_rule and (primitive in dense or is_called)
+
     def _is_known_unchanged(self, eqn: JaxprEqn, operands: Sequence[Operand]) -> bool:
         """Whether a call on arrays is known to stay as it is."""
         rewriting, body = self.rewriting, eqn.params.get("jaxpr")
@@ -228,8 +244,13 @@ class Rewriter(Builder):
             and (eqn.primitive, body, *avals_of(operands)) in rewriting.known_unchanged
         )
 
-    def apply(self, site: Site, operands: Sequence[Operand]) -> Sequence[Any]:
-        """Add the rewritten form of an equation on these operands, the first that exists."""
+    def apply(
+        self, site: Site, operands: Sequence[Operand], ways: Ways | None = None
+    ) -> Sequence[Any]:
+        """Add the rewritten form of an equation on these operands, the first that exists.
+
+        ``ways`` are the ways that are tried, by default all.
+        """
         record: Record | None = None
         results: Results = NotImplemented
         try:
@@ -249,7 +270,7 @@ class Rewriter(Builder):
                 record.changed_by = changed_by
             if any(map(is_annotation, operands)) and not _gives_each_its_result(site):
                 operands = site.annotated_alike(operands)
-            for way, by in (
+            for way, by in ways or (
                 ("rule", _by_rule),
                 ("handler", handlers.get(site.primitive.name)),
                 ("default", _by_default),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from .hooks import Policy
 from .record import Recorder
 from .rules import RulesInForce, Table
 
@@ -27,7 +28,7 @@ class Settings(NamedTuple):
     """
 
     rules: RulesInForce
-    policy: str
+    policy: str | Policy
     recorder: Recorder | None = None
     assumed: Any = None
 
@@ -40,7 +41,7 @@ class Settings(NamedTuple):
         """Whether programs rewritten with these settings are used once only."""
         return self.recorder is not None or self.assumed is not None
 
-    def refined(self, rules: Table | None, policy: str) -> Settings:
+    def refined(self, rules: Table | None, policy: str | Policy) -> Settings:
         """The settings of a nested transform.
 
         The default policy, ``"warn"``, keeps the policy of the surrounding transform.
@@ -60,9 +61,9 @@ class Settings(NamedTuple):
         """
         held = (self.recorder, self.assumed)
         recorder, assumed = (None if x is None else weakref.ref(x) for x in held)
-        # The other policies give the same program, and differ in warnings.
-        forbids = self.policy == "forbid"
-        state = forbids, recorder, assumed
+        # These give the same program, and differ in warnings.
+        policy = None if self.policy in ("warn", "allow") else self.policy
+        state = policy, recorder, assumed
         if not any(state) and not self.rules.matter_inside():
             return None
         tables = [(weakref.ref(rules), version) for rules, version in self.rules.state()]

@@ -34,7 +34,8 @@ Enough: TypeAlias = Callable[[Operand], bool]
 """Whether a value may stay as it is where others become dense."""
 
 
-def _is_never(x: Any) -> bool:
+def is_never(x: Any) -> bool:
+    """Whether a value may stay where all become dense."""
     return False
 
 
@@ -256,7 +257,7 @@ class Site(NamedTuple):
     # --- becoming dense ---------------------------------------------------------
 
     def materialise_operands(
-        self, operands: Sequence[Operand], is_enough: Enough = _is_never
+        self, operands: Sequence[Operand], is_enough: Enough = is_never
     ) -> list[Any]:
         """Make the operands of the equation dense, as the policy allows."""
         return [self.materialise(x, NO_RULE, is_enough) for x in operands]
@@ -276,7 +277,7 @@ class Site(NamedTuple):
         ]
 
     def materialise(
-        self, value: Operand, reason: Reason = NO_RULE, is_enough: Enough = _is_never
+        self, value: Operand, reason: Reason = NO_RULE, is_enough: Enough = is_never
     ) -> Any:
         """Add the equations that make a value dense, and return the dense operand.
 
@@ -304,7 +305,7 @@ class Site(NamedTuple):
         return entry[1]
 
     def make_denser_until(
-        self, value: Value, reason: Reason = NO_RULE, is_enough: Enough = _is_never
+        self, value: Value, reason: Reason = NO_RULE, is_enough: Enough = is_never
     ) -> Any:
         """Make layer after layer of a value dense, up to one that may stay."""
         subject = f"{reason.on(self.primitive, type(value))}, which"

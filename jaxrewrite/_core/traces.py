@@ -235,6 +235,18 @@ class Rewriting:
         )
         return _kept_traces.of(nearest[0]), state
 
+    def _settings(self, flat: Flat) -> Settings:
+        """The settings for a rule while it is traced.
+
+        A rule says itself what is implicit, also where the policy chooses. That of an annotation
+        hands on what is inside.
+        """
+        if isinstance(self.settings.policy, str):
+            return self.settings
+        operands = flat.rebuilt(flat.avals)
+        hands_on = any(is_value(x) and type(x).outer > 0 for x in operands)
+        return self.settings if hands_on else self.settings._replace(policy="allow")
+
     def _trace(
         self,
         fn: Callable[..., Any],
@@ -255,7 +267,7 @@ class Rewriting:
             return result_leaves
 
         debug_info = _compat.new_debug_info(name)
-        with collected() as notices, use_settings(self.settings), flat.ctx.manager:
+        with collected() as notices, use_settings(self._settings(flat)), flat.ctx.manager:
             jaxpr, consts = _compat.trace_to_jaxpr(on_leaves, flat.avals, debug_info)
         (out_tree,) = out
         if out_tree is NotImplemented:

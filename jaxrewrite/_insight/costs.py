@@ -56,23 +56,32 @@ def of_jaxpr(jaxpr: Any) -> Cost:
 
 def of_equation(eqn: JaxprEqn) -> Cost:
     """The cost of an equation with all jaxprs inside of it."""
+    of_bodies = [of_jaxpr(body) for body in bodies_that_run(eqn)]
+    if not of_bodies:
+        return Cost(_flops(eqn), _bytes(eqn))
+    if eqn.primitive.name == "cond":
+        return max(of_bodies)
+    if eqn.primitive.name == "scan":
+        return of_bodies[0].times(eqn.params["length"])
+    return total(of_bodies)
+
+
+def bodies_that_run(eqn: JaxprEqn) -> list[Any]:
+    """The jaxprs inside of an equation that run with it; of a conditional one of them."""
     name = eqn.primitive.name
     bodies = list(jex_core.jaxprs_in_params(eqn.params))
     if not bodies or name in _WITH_ENTRYWISE_BODY:
-        return Cost(_flops(eqn), _bytes(eqn))
-    of_bodies = [of_jaxpr(body) for body in bodies]
+        return []
     if name == "cond":
         platforms = eqn.params.get("branches_platforms")
-        return max(of_bodies) if platforms is None else of_bodies[_branch_here(platforms)]
-    if name == "scan":
-        return of_bodies[0].times(eqn.params["length"])
+        return bodies if platforms is None else [bodies[_branch_here(platforms)]]
     if name == "while":
-        return total(of_bodies)
+        return bodies
     if name in ("custom_linear_solve", "linear_call"):
         # Of a solve only the solve runs, and of a linear call only its function.
-        return of_jaxpr(_forward(eqn))
+        return [_forward(eqn)]
     # A call, with derivative rules that do not run or are jaxprs made later.
-    return of_bodies[0]
+    return bodies[:1]
 
 
 def _branch_here(platforms: Sequence[Sequence[str] | None]) -> int:
@@ -170,6 +179,12 @@ def _product_of_a_row(eqn: JaxprEqn) -> float:
     return 2 * _size(eqn.invars[0])
 
 
+def _sparse_product(eqn: JaxprEqn) -> float:
+    """A product of a matrix of which only some entries are stored, which come first."""
+    columns = _result_size(eqn) / max(_shape(eqn.outvars[0])[0], 1)
+    return 2 * _size(eqn.invars[0]) * columns
+
+
 def _convolution(eqn: JaxprEqn) -> float:
     """Two operations for each entry of a kernel at each index of the result.
 
@@ -225,6 +240,8 @@ _COUNTS: dict[str, Callable[[JaxprEqn], float]] = {
     "ragged_dot_general": _product,
     "integer_dot": _product_of_digits,
     "rows_dot": _product_of_a_row,
+    "bcoo_dot_general": _sparse_product,
+    "bcsr_dot_general": _sparse_product,
     "conv_general_dilated": _convolution,
     "select_and_scatter_add": _operand_size,
     "sort": _sort,

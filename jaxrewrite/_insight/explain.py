@@ -33,11 +33,11 @@ from .._staging.transform import (
     FilterSpec,
     Policy,
     check_function,
-    check_policy,
     function_tree,
+    known_policy,
 )
 from . import costs
-from .report import Body, Declined, MadeDense, Report, RuleInfo, Step
+from .report import Body, Choice, Declined, MadeDense, Report, RuleInfo, Step
 
 
 def explain(
@@ -80,17 +80,19 @@ def explain(
     (30000.0, 200.0)
     """
     check_function(fn)
-    check_policy(materialise)
+    policy = known_policy(materialise)
+    # A report has all that would become dense.
+    while_explained = "allow" if isinstance(policy, str) else policy
 
     def report(*args: Any, **kwargs: Any) -> Report:
-        settings = current_settings().refined(rules, materialise)
+        settings = current_settings().refined(rules, policy)
         recorder = Recorder()
         tree = function_tree(fn), args, kwargs
         with collected():
             stage(
                 Arguments(fn, tree),
                 filter_spec,
-                settings._replace(policy="allow", recorder=recorder),
+                settings._replace(policy=while_explained, recorder=recorder),
             )
         program = recorder.programs[-1]
         passes = _note_passes(recorder)
@@ -103,7 +105,7 @@ def explain(
         return Report(
             getattr(fn, "__qualname__", type(fn).__name__),
             tuple(arrays),
-            settings.policy,
+            str(settings.policy),
             _steps(program, 1, _compat.current_location() or ("", 0, "")),
             (both[0].flops, both[1].flops),
             (both[0].bytes, both[1].bytes),
@@ -225,6 +227,7 @@ def _step(record: Record, live: Set[Any], times: int | None, caller: SourceLine)
         tuple(_steps_of(record.inner, live, times, line)),
         _covered(eqn),
         tuple(dict.fromkeys(cls.__name__ for cls in record.changed_by)),
+        None if record.choice is None else Choice(*record.choice),
     )
 
 

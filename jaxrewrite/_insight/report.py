@@ -52,6 +52,32 @@ class MadeDense:
 
 
 @dataclasses.dataclass(frozen=True)
+class Choice:
+    """What ``materialise="cheapest"`` compared for an equation, in seconds of its model.
+
+    The choice is the cheapest one for the program as a whole. So a dense equation may cost more
+    than the implicit one, or less, where its operands are dense for others, too.
+
+    Attributes
+    ----------
+    implicit
+        The cost of the implicit equation.
+    dense
+        The cost of the equation on arrays.
+    making
+        The cost of making its operands dense, which is paid once for all equations that need
+        them.
+    is_dense
+        Whether it is dense.
+    """
+
+    implicit: float
+    dense: float
+    making: float
+    is_dense: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Step:
     """An equation of the program that met a value, and its rewriting.
 
@@ -91,6 +117,8 @@ class Step:
     changed_by
         The names of the passes that made or changed the equation, and of the hooks that gave
         it other operands, before rules met it.
+    choice
+        The costs that ``materialise="cheapest"`` compared; ``None`` where nothing was to choose.
     """
 
     primitive: str
@@ -112,6 +140,7 @@ class Step:
     inner: tuple[Step, ...]
     covered: tuple[str, ...] = ()
     changed_by: tuple[str, ...] = ()
+    choice: Choice | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +153,7 @@ class Body:
 
 
 # The form of the JSON text. A change that older readers can't read has a new number.
-VERSION = 3
+VERSION = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +170,7 @@ class Report:
         The types and avals of the arguments that are arrays or values.
     policy
         What the program does if a value has to become dense: ``"warn"``, ``"allow"`` or
-        ``"forbid"``.
+        ``"forbid"``; or the text of another policy.
     tree
         The steps of the program, each with those inside of it.
     flops, bytes
@@ -263,5 +292,6 @@ def _step(data: dict[str, Any]) -> Step:
             for b in data["bodies"]
         ),
         "inner": tuple(map(_step, data["inner"])),
+        "choice": data["choice"] and Choice(**data["choice"]),
     }
     return Step(**_tuples(data) | nested)

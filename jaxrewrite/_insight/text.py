@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:  # It loads this module where it is shown.
-    from .report import Report, RuleInfo, Step
+    from .report import Choice, Report, RuleInfo, Step
 
 
 WIDTH = 100
@@ -95,6 +95,8 @@ def _lines(step: Step, depth: int) -> Iterator[str]:
         f"{', '.join(step.results)}"
     )
     yield _cut(f"{indent}  {decided(step)}; FLOPs {_ratio(step.flops)}")
+    if step.choice is not None:
+        yield _cut(f"{indent}  {chosen(step.choice)}")
     if step.changed_by:
         yield _cut(f"{indent}  changed by {', '.join(step.changed_by)}")
     for declined in step.declined:
@@ -115,6 +117,20 @@ def decided(step: Step) -> str:
         "identity": "each leaf is moved",
         "dense": "DENSE" if step.dense else "unchanged",
     }.get(step.decision, step.decision)
+
+
+def chosen(choice: Choice) -> str:
+    """What was chosen by cost, and the costs."""
+    dense = f"{_time(choice.dense)} dense"
+    if choice.making:
+        dense += f" and {_time(choice.making)} to make the operands so"
+    taken = "dense" if choice.is_dense else "implicit"
+    return f"by cost {taken}: {_time(choice.implicit)} implicit, {dense}"
+
+
+def _time(seconds: float) -> str:
+    """A time of the model, in microseconds; infinite for what can't be."""
+    return f"{amount(seconds * 1e6)} us"
 
 
 def with_short_location(rule: RuleInfo) -> str:

@@ -31,7 +31,7 @@ from .._core.avals import aval_of, avals_of, children, is_adopted
 from .._core.dead_code import drop_dead_code
 from .._core.errors import add_note, at_line
 from .._core.notices import warn
-from .._core.rewrite import Rewriter
+from .._core.rewrite import Rewriter, new_rewriter
 from .._core.rules import Rule, RulesInForce, global_rules
 from .._core.settings import Settings, use_settings
 from .._core.site import describe_operand
@@ -106,7 +106,7 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
             arguments, tree, inputs, settings
         )
     with collector.paused():
-        builder = Rewriter(Rewriting(settings))
+        builder = new_rewriter(Rewriting(settings))
         jaxpr = drop_dead_code(traced, builder.rewriting.data_flow(traced))
         symbolic = [
             builder.operand(var, like)

@@ -14,6 +14,7 @@ from typing import (
     Generic,
     Literal,
     ParamSpec,
+    TypeAlias,
     TypeVar,
     get_args,
     overload,
@@ -34,6 +35,7 @@ from jax.tree_util import (
 
 from .. import _compat
 from .._compat import ClosedJaxpr, Primitive, Tree
+from .._core import hooks
 from .._core.avals import children, no_pytree, rule_children
 from .._core.caches import BoundedCache, WeakCaches, bounded_cache
 from .._core.dense import make_dense, materialised
@@ -50,8 +52,9 @@ _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R", covariant=True)
 
-Policy = Literal["warn", "allow", "forbid"]
-POLICIES = get_args(Policy)
+PolicyName = Literal["warn", "allow", "forbid", "cheapest"]
+Policy: TypeAlias = PolicyName | hooks.Policy
+POLICIES = get_args(PolicyName)
 
 
 def transform(
@@ -81,7 +84,9 @@ def transform(
         Rules that are tried before those of `jaxrewrite.register`.
     materialise
         What to do if no rule applies and a value has to become dense: ``"warn"`` (once for
-        each primitive, type and source line), ``"allow"``, or ``"forbid"``.
+        each primitive, type and source line), ``"allow"``, or ``"forbid"``. With
+        ``"cheapest"``, or a `Cheapest` with a limit of memory, values also become dense where a
+        model of costs says that the dense equations take less time.
 
     Returns
     -------
@@ -122,19 +127,23 @@ def transform(
 
 
 def _transformed(
-    fn: Callable[_P, _R], filter_spec: FilterSpec, rules: Table | None, policy: str
+    fn: Callable[_P, _R], filter_spec: FilterSpec, rules: Table | None, policy: Policy
 ) -> Transformed[_P, _R]:
     check_function(fn)
-    check_policy(policy)
+    known = known_policy(policy)
     check_table(rules)
-    return Transformed(fn, filter_spec, rules, policy)
+    return Transformed(fn, filter_spec, rules, known)
 
 
-def check_policy(policy: str) -> None:
+def known_policy(policy: Policy) -> str | hooks.Policy:
+    """The policy for what a user passed as ``materialise``; `ValueError` if it is none."""
+    if not isinstance(policy, str) and callable(getattr(policy, "rewriter", None)):
+        return policy
     if policy not in POLICIES:
         raise ValueError(
             f"materialise= must be one of {', '.join(map(repr, POLICIES))}; got {policy!r}."
         )
+    return hooks.policies[policy]() if policy in hooks.policies else policy
 
 
 def check_function(fn: Callable[..., Any]) -> None:
@@ -365,7 +374,7 @@ class Transformed(Generic[_P, _R]):
         fn: Callable[_P, _R],
         filter_spec: FilterSpec,
         rules: Table | None,
-        policy: str,
+        policy: str | hooks.Policy,
     ):
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn

@@ -33,7 +33,7 @@ def names_of(module, late=()):
 @pytest.mark.parametrize(
     ("page", "module", "late"),
     [
-        ("jaxrewrite", jaxrewrite, jaxrewrite._INSIGHT),
+        ("jaxrewrite", jaxrewrite, jaxrewrite._LATER),
         ("values", values, ["Sparse"]),
         ("checkpoints", checkpoints, []),
         ("patterns", patterns, [*patterns._TABLES, "attention_rules"]),

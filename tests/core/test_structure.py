@@ -48,6 +48,7 @@ ROOMS_BELOW = {
     "_insight": {
         *("_compat", "_core", "_functions", "_patterns", "_signatures", "_staging"),
     },
+    "_cheapest": {"_compat", "_core", "_insight", "_staging"},
     "__main__": {"_insight"},
     "values": {
         *("__init__", "_axes", "_compat", "_core", "_display", "extend", "primitives"),

@@ -405,8 +405,8 @@ def test_other_texts_are_no_reports():
     for text, match in [
         ("nonsense", "no JSON text"),
         ("[]", "version None"),
-        (report.to_json().replace('"version": 3', '"version": 99'), "version 99"),
-        ('{"version": 3, "tree": []}', "not that of a report"),
+        (report.to_json().replace('"version": 4', '"version": 99'), "version 99"),
+        ('{"version": 4, "tree": []}', "not that of a report"),
     ]:
         with pytest.raises(ValueError, match=match):
             Report.from_json(text)

@@ -125,6 +125,8 @@ from sweep.oracle import dense, floating, total
 leaves, filled = floating(operands())
 """
 
+POLICIES = ("allow", "warn", "forbid", "cheapest")
+
 MODES = {
     "eager": """\
 vs = operands()
@@ -480,7 +482,7 @@ def _program(s, types, other, dtype, shape, batch, x64):
     last = f"t{len(b.steps) - 1}"
     others = [f"t{i}" for i in range(len(b.steps) - 1) if s.chance(0.3)]
     result = f"({', '.join([last, *others])})" if others else last
-    policy = s.random.choices(["allow", "warn", "forbid"], [80, 12, 8])[0]
+    policy = s.random.choices(POLICIES, [70, 12, 8, 10])[0]
     table = s.choice(TABLES) if s.chance(1 / 3) else ""
     made = Program(tuple(b.operands), tuple(b.steps), result, mode, policy, x64, table)
     return made, b

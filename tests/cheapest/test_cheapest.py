@@ -1,0 +1,314 @@
+"""``materialise="cheapest"``: what it chooses, and that results are the same."""
+
+import collections
+import zlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jaxtyping import ArrayLike
+
+import jaxrewrite
+from jaxrewrite import Cheapest, Report, explain, make_jaxpr, transform
+from jaxrewrite._cheapest import model
+from jaxrewrite._core.rewrite import Rewriter, new_rewriter
+from jaxrewrite._core.settings import current_settings
+from jaxrewrite._core.traces import Rewriting
+from jaxrewrite.testing import assert_same
+from jaxrewrite.values import (
+    Diagonal,
+    Kronecker,
+    Lora,
+    LowRank,
+    Named,
+    Quantised,
+    Sum,
+    Tagged,
+    Unitful,
+)
+
+
+def random(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def lora(n=256, rank=32, w=None):
+    w = random(0, n, n) if w is None else w
+    return Lora(w, random(1, n, rank), random(2, rank, n))
+
+
+def decisions(fn, *args, policy="cheapest"):
+    report = explain(fn, materialise=policy)(*args)
+    return [step.decision for step in report.steps]
+
+
+def primitives(jaxpr):
+    return collections.Counter(eqn.primitive.name for eqn in jaxpr.eqns)
+
+
+def equations(jaxpr):
+    """The equations of a program, and those inside of them."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for body in jax.extend.core.jaxprs_in_params(eqn.params):
+            yield from equations(body)
+
+
+@pytest.fixture
+def at_random(monkeypatch):
+    """Costs that have nothing to do with the equations, so that each choice is made somewhere."""
+
+    def use(seed):
+        jaxrewrite.clear_caches()
+
+        def seconds(eqns, results, start=0.0):
+            text = [f"{e.primitive.name}{[v.aval for v in e.outvars]}" for e in eqns]
+            return zlib.crc32(f"{seed}{text}".encode()) % 1000 * 1e-6 if text else 0.0
+
+        monkeypatch.setattr(model, "seconds", seconds)
+
+    yield use
+    jaxrewrite.clear_caches()
+
+
+# --- what is chosen -----------------------------------------------------------------------
+
+
+def test_many_rows_are_worth_a_merged_weight():
+    rows = [decisions(jnp.matmul, random(0, n, 256), lora()) for n in (1, 8, 2048)]
+    assert rows == [["rule"], ["rule"], ["dense"]]
+
+
+def test_a_value_becomes_dense_once_for_all_uses():
+    x = random(0, 128, 256)
+
+    def program(x, w):
+        return x @ w, (x + 1) @ w.T, (x + 2) @ w
+
+    jaxpr = make_jaxpr(program, materialise="cheapest")(x, lora(rank=128))
+    shapes = [
+        e.outvars[0].aval.shape for e in jaxpr.eqns if e.primitive.name == "dot_general"
+    ]
+    assert shapes.count((256, 256)) == 1
+    # One use does not pay for it.
+    few = random(0, 40, 256)
+    assert decisions(lambda x, w: x @ w, few, lora(rank=128)) == ["rule"]
+    assert decisions(lambda x, w: x @ w @ w @ w @ w, few, lora(rank=128)) == ["dense"] * 4
+
+
+def test_what_a_loop_does_not_change_becomes_dense_before_it():
+    def program(w, x):
+        return lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=50)[0]
+
+    jaxpr = make_jaxpr(program, materialise="cheapest")(lora(), random(0, 128, 256))
+    assert primitives(jaxpr)["dot_general"] == 1  # of the factors
+    (scan,) = (eqn for eqn in equations(jaxpr) if eqn.primitive.name == "scan")
+    assert primitives(scan.params["jaxpr"])["dot_general"] == 1
+
+
+def test_the_report_has_both_costs_and_the_choice():
+    report = explain(jnp.matmul, materialise="cheapest")(random(0, 2048, 256), lora())
+    (step,) = report.steps
+    assert step.choice.is_dense
+    assert step.choice.implicit > step.choice.dense + step.choice.making > 0
+    assert report.policy == "Cheapest(limit=inf)"
+    assert "by cost dense: " in str(report)
+    assert "by cost dense: " in report._repr_html_()
+    assert Report.from_json(report.to_json()) == report
+    assert [made.type for _, made in report.dense] == ["Lora"]
+    assert explain(jnp.matmul)(random(0, 2048, 256), lora()).steps[0].choice is None
+
+
+def test_the_limit_is_one_of_the_arrays_that_are_dense_at_once():
+    def program(x, v, w):
+        return x @ v @ w
+
+    size = 4 * 256 * 256
+    x, v, w = random(0, 2048, 256), lora(), lora()
+    assert decisions(program, x, v, w, policy=Cheapest(limit=size)) == ["dense"] * 2
+    assert decisions(program, x, v, w, policy=Cheapest(limit=size - 1)) == ["rule"] * 2
+
+
+def test_a_limit_is_a_number_of_bytes():
+    with pytest.raises(ValueError, match="number of bytes"):
+        Cheapest(limit=float("nan"))
+    with pytest.raises(ValueError, match="'cheapest'; got 'cheap'"):
+        transform(jnp.sin, materialise="cheap")
+
+
+def test_what_carries_more_than_numbers_stays():
+    v = random(0, 4, 4)
+    for value in (Unitful(v, "m"), Named(v, ("a", "b")), Tagged(v, "mine")):
+        result = transform(lambda v, x: v @ x, materialise="cheapest")(value, v)
+        assert type(result) is type(value)
+    # What is inside becomes dense.
+    inside = Unitful(lora(), "m")
+    result = transform(lambda w, x: x @ w, materialise="cheapest")(
+        inside, random(0, 2048, 256)
+    )
+    steps = explain(lambda w, x: x @ w, materialise="cheapest")(
+        inside, random(0, 2048, 256)
+    )
+    assert [step.decision for step in steps.steps] == ["rule", "dense"]
+    assert_same(result.array, random(0, 2048, 256) @ jaxrewrite.materialise(inside.array))
+
+
+def test_a_type_that_forbids_it_stays():
+    class Factors(jaxrewrite.ArrayValue):
+        a: jax.Array
+        b: jax.Array
+
+        def materialise(self):
+            return self.a @ self.b
+
+    rules = jaxrewrite.Rules()
+
+    @rules.register("dot_general")
+    def _(x: ArrayLike, v: Factors, **params):
+        return (x @ v.a) @ v.b
+
+    value, x = Factors(random(0, 64, 64), random(1, 64, 64)), random(2, 512, 64)
+    for policy, decision in ((None, "dense"), ("forbid", "rule")):
+        Factors.materialise_policy = policy
+        jaxrewrite.clear_caches()
+        (step,) = explain(jnp.matmul, rules=rules, materialise="cheapest")(x, value).steps
+        assert step.decision == decision
+    with pytest.raises(jaxrewrite.MaterialisationError, match="sort"):
+        transform(jnp.sort, materialise="cheapest")(value)
+
+
+def test_without_a_rule_nothing_warns():
+    assert_same(
+        transform(jnp.sort, materialise="cheapest")(Diagonal(jnp.arange(3.0))),
+        jnp.sort(jnp.diag(jnp.arange(3.0))),
+    )
+
+
+# --- the other policies, and the caches -----------------------------------------------------
+
+
+def test_other_policies_have_the_plain_builder():
+    settings = current_settings()
+    for policy in ("warn", "allow", "forbid"):
+        rewriting = Rewriting(settings._replace(policy=policy))
+        assert type(new_rewriter(rewriting)) is Rewriter
+
+
+def test_programs_are_kept():
+    calls = []
+
+    def program(x, w):
+        calls.append(x)
+        return x @ w
+
+    x, w = random(0, 2048, 256), lora()
+    for policy in ("cheapest", "cheapest", Cheapest(), "allow"):
+        assert_same(
+            transform(program, materialise=policy)(x, w), x @ jaxrewrite.materialise(w)
+        )
+    assert len(calls) == 2
+
+
+def test_transforms_inside_have_the_policy():
+    x, w = random(0, 2048, 256), lora()
+    inner = transform(jnp.matmul)
+    kept = transform(jnp.matmul, materialise="allow")
+    for fn, dots in ((inner, 2), (kept, 3)):
+        # The filter leaves the value to the transform inside.
+        jaxpr = make_jaxpr(fn, lambda leaf: False, materialise="cheapest")(x, w)
+        found = [e for e in equations(jaxpr) if e.primitive.name == "dot_general"]
+        assert len(found) == dots
+
+
+# --- derivatives ------------------------------------------------------------------------------
+
+
+def dots_of_gradient(policy, rank):
+    w, x = lora(rank=rank), random(0, 2048, 256)
+    loss = lambda w: jnp.sin(transform(jnp.matmul, materialise=policy)(x, w)).sum()
+    jaxpr = jax.make_jaxpr(jax.grad(lambda ab: loss(Lora(w.w, *ab))))((w.a, w.b))
+    found = (e for e in equations(jaxpr) if e.primitive.name == "dot_general")
+    return [e for e in found if e.outvars[0].aval.shape == (256, 256)]
+
+
+def test_the_gradient_has_a_choice_of_its_own():
+    # The merged weight alone: the gradient by the factors is by thin products.
+    assert len(dots_of_gradient("cheapest", 8)) == 1
+    # With factors of full rank, the cotangent of the merged weight is cheaper.
+    assert len(dots_of_gradient("cheapest", 256)) > 1
+
+
+# --- results ----------------------------------------------------------------------------------
+
+
+def loop(v, x):
+    def turn(carry, _):
+        m, y = carry
+        return (m * 0.5, jnp.tanh(y @ m)), y.sum()
+
+    (m, y), sums = lax.scan(turn, (v, x), None, length=3)
+    return m @ y.T, sums
+
+
+def branch(v, x):
+    m = lax.cond(x.sum() > 0, lambda: v.T, lambda: v * 2)
+    return x @ m, m
+
+
+def chain(v, x):
+    y = jnp.sin(x @ v.T)
+    return y @ (v + v) @ v, jnp.exp(v).sum(0), jax.jit(lambda v: (v * 2) @ x.T)(v)
+
+
+VALUES = {
+    "Lora": lambda: lora(4, 2),
+    "Lora of Quantised": lambda: lora(4, 2, Quantised.quantise(random(0, 4, 4), 8, axis=1)),
+    "Diagonal": lambda: Diagonal(random(0, 4)),
+    "Sum": lambda: Sum((Diagonal(random(0, 4)), LowRank(random(1, 4, 1), random(2, 1, 4)))),
+    "Kronecker": lambda: Kronecker((random(0, 2, 2), random(1, 2, 2))),
+}
+
+
+def floats(fn, value, x):
+    """A function of the floating-point leaves of a value, which gives one number."""
+    leaves, treedef = jax.tree.flatten(value)
+    is_float = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
+
+    def run(moving):
+        rest = iter(moving)
+        filled = [
+            next(rest) if f else leaf for leaf, f in zip(leaves, is_float, strict=True)
+        ]
+        results = jaxrewrite.materialise(fn(jax.tree.unflatten(treedef, filled), x))
+        return sum(jnp.sin(r).sum() for r in jax.tree.leaves(results))
+
+    return run, [leaf for leaf, f in zip(leaves, is_float, strict=True) if f]
+
+
+@pytest.mark.usefixtures("bulk")
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("program", [chain, loop, branch])
+@pytest.mark.parametrize("name", VALUES)
+def test_results_are_those_of_dense_arrays(name, program, seed, at_random):
+    at_random(seed)
+    value, x = VALUES[name](), random(7, 3, 4)
+    implicit = transform(program, materialise="cheapest")
+    dense = lambda v, x: program(jaxrewrite.materialise(v), x)
+    assert_same(jaxrewrite.materialise(implicit(value, x)), dense(value, x))
+    (got, leaves), (want, _) = floats(implicit, value, x), floats(dense, value, x)
+    both = lambda run: jax.jvp(jax.grad(run), (leaves,), (leaves,))
+    assert_same(both(got), both(want))
+    xs = jnp.stack([x, x + 1])
+    mapped = lambda fn: jax.vmap(lambda x: jaxrewrite.materialise(fn(value, x)))(xs)
+    assert_same(mapped(implicit), mapped(dense))
+
+
+def test_each_choice_is_made_somewhere(at_random):
+    seen = collections.Counter()
+    for seed in range(3):
+        at_random(seed)
+        for make in VALUES.values():
+            report = explain(chain, materialise="cheapest")(make(), random(7, 3, 4))
+            seen.update(s.choice.is_dense for s in report.steps if s.choice is not None)
+    assert min(seen[True], seen[False]) > 5
