@@ -226,10 +226,6 @@ MISTAKES = {
         lambda: quantise(PARAMS, lambda path, leaf: True, block=(8, 1)),
         ["params/bias", "block", "(4,)"],
     ),
-    "blocks of NF4 that do not divide the rows": (
-        lambda: quantise(PARAMS, is_kernel, "nf4"),
-        ["params/kernel", "axes=weight_axes", "leave this leaf out, by where"],
-    ),
     "a number for a key": (
         lambda: adapt(PARAMS, is_kernel, 2, 0),
         ["adapt", "key is 0", "jax.random.key(0)"],
