@@ -759,7 +759,7 @@ def _(eqn: Any, x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> Any:
 
 def is_key(aval: Any) -> bool:
     """Whether it is an array of keys of JAX's default generator."""
-    return str(aval.dtype) == "key<fry>"
+    return not isinstance(aval.dtype, np.dtype) and str(aval.dtype) == "key<fry>"
 
 
 # What moves keys as it moves numbers.
