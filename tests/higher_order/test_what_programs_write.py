@@ -301,6 +301,13 @@ def test_zeros_become_values_where_the_type_can_be_zero(kind):
             assert types(x) == types(value), name
 
 
+def test_zeros_inside_of_two_annotations_become_the_matrix():
+    value = KINDS["Tagged Unitful diagonal"]()
+    program = lambda p, v: lax.cond(p, lambda v: v, lambda v: jnp.zeros(v.shape), v)
+    got = jax.eval_shape(transform(program, materialise="forbid"), jnp.array(True), value)
+    assert types(got) == types(value)
+
+
 class Own(jaxrewrite.ArrayValue):
     """It declares nothing about zeros."""
 

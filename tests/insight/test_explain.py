@@ -17,6 +17,7 @@ from properties import operands, properties
 
 import jaxrewrite
 from jaxrewrite import Report, explain, patterns
+from jaxrewrite._insight import text as as_text
 from jaxrewrite._insight.explain import missing_rule
 from jaxrewrite._insight.text import amount, table
 from jaxrewrite.testing.strategies import programs
@@ -462,3 +463,8 @@ def test_what_a_compiled_function_transforms_is_explained_each_time():
     negated(jnp.ones(2))
     for _ in range(2):
         assert decisions(explain(negated)(jnp.ones(2)))[0][0] == "neg"
+
+
+def test_a_line_that_just_fits_is_not_cut():
+    assert as_text._cut("x" * as_text.WIDTH) == "x" * as_text.WIDTH
+    assert as_text._cut("x" * (as_text.WIDTH + 1)) == "x" * (as_text.WIDTH - 3) + "..."

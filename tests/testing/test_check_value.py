@@ -103,6 +103,19 @@ class Chosen(ArrayValue):
         return self.x[self.order]
 
 
+class Ordered(ArrayValue):
+    x: jax.Array
+    order: tuple[int, ...] = jaxrewrite.field(static=True)
+
+    def materialise(self):
+        return jnp.transpose(self.x, self.order)
+
+
+def test_variants_have_other_dtypes_and_other_contents_of_static_fields():
+    labels = {variant.label for variant in variants(Ordered(numbers((3, 3)), (0, 1)))}
+    assert {"in bfloat16", "another 'order'"} <= labels
+
+
 def test_indices_are_not_cut_to_sizes_that_they_may_not_fit():
     labels = {
         variant.label for variant in variants(Chosen(jnp.array([2, 0, 1]), numbers((3,))))
