@@ -14,6 +14,8 @@ from jaxrewrite import ArrayValue, testing, values
 from jaxrewrite.testing import check_value, numbers
 from jaxrewrite.testing._more_programs import more_programs, programs_on_two
 from jaxrewrite.testing._programs import programs
+from jaxrewrite.testing._registered import rules_that_name
+from jaxrewrite.testing._value import _Wanted
 from jaxrewrite.testing._variants import variants
 
 
@@ -101,6 +103,13 @@ class Chosen(ArrayValue):
 
     def materialise(self):
         return self.x[self.order]
+
+
+def test_common_programs_of_ready_rules_are_run_in_each_mode():
+    wanted = _Wanted(values.Tridiagonal, list(rules_that_name(values.Tridiagonal)))
+    by_name = programs(values.Tridiagonal(numbers((2,)), numbers((3,)), numbers((2,))))
+    for mode in ("jit", "vmap", "jvp", "grad"):
+        assert wanted.in_mode(by_name["add with itself"], mode, is_rare=False)
 
 
 class Ordered(ArrayValue):
