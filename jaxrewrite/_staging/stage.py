@@ -36,7 +36,7 @@ from .._core.rules import Rule, RulesInForce, global_rules
 from .._core.settings import Settings, use_settings
 from .._core.site import describe_operand
 from .._core.traces import Rewriting
-from .._core.value import Operand, is_value
+from .._core.value import Operand, Value, is_value
 from . import collector
 from .closures import Staging, run_of
 from .program import Program
@@ -124,7 +124,7 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         )
         results = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
         returned = tree_unflatten(out_tree, results)
-        _check_nesting(returned, results, arguments.fn)
+        _check_nesting(returned, results, arguments.fn, inputs.likes)
         leaves, whole_tree = tree_flatten(returned)
         is_static = [isinstance(leaf, _Static) for leaf in leaves]
         outvars = [leaf for leaf, s in zip(leaves, is_static, strict=True) if not s]
@@ -147,23 +147,37 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
     )
 
 
-def _check_nesting(returned: Tree, results: Sequence[Any], fn: Callable[..., Any]) -> None:
+def _check_nesting(
+    returned: Tree, results: Sequence[Any], fn: Callable[..., Any], likes: Sequence[Any]
+) -> None:
     """Raise `TypeError` if a value that the function made holds one of its own type, but must not.
 
     It was made of an array that stands for an argument, which turned out to be that type. What
-    rules made, the ``results``, may hold what the arguments hold.
+    rules made, the ``results``, may hold what the arguments hold. Where an argument, one of the
+    ``likes``, has such a value inside, what is made of its parts has one more around it.
     """
     rewritten = {*map(id, results)}
     for value in filter(is_value, tree_leaves(returned, is_leaf=is_value)):
         if value._holds_its_own or id(value) in rewritten:
             continue
-        if type(value) in map(type, children(value)[0]):
-            name = type(value).__name__
+        cls = type(value)
+        if cls in map(type, children(value)[0]) and not any(
+            type(x) is cls for like in likes for x in _inside(like)
+        ):
+            name = cls.__name__
             raise TypeError(
                 f"{getattr(fn, '__qualname__', fn)} returns a {name} of a {name}. A value that it "
                 "closes over, or makes, has met an argument, which it saw as an array. Pass the "
                 "value as an argument."
             )
+
+
+def _inside(operand: Operand) -> Iterator[Value]:
+    """The values inside of a value; of an array, there are none."""
+    for part in children(operand)[0] if is_value(operand) else ():
+        if is_value(part):
+            yield part
+            yield from _inside(part)
 
 
 def _as_weak_as(builder: Rewriter, result: Operand, aval: ShapedArray) -> Operand:

@@ -114,3 +114,14 @@ def test_numbers_without_a_scale_need_no_units_where_a_program_ends():
     v = Tagged(Unitful(X, "m"), frozenset({"tag"}))
     got = transform(lambda x: jnp.where(x > 0, 0.0, jnp.inf))(v)
     assert isinstance(got, Tagged) and not isinstance(got.array, jaxrewrite.Value)
+
+
+def test_units_around_names_around_units_have_derivatives_by_custom_rules():
+    negated = jax.custom_vjp(lambda x: -x)
+    negated.defvjp(lambda x: (-x, None), lambda _, g: (2 * g,))
+    v = Unitful(Named(Unitful(X, "m"), ("axis",)), "m")
+
+    def total(v):
+        return transform(negated)(v).array.array.array.sum()
+
+    np.testing.assert_array_equal(jax.grad(total)(v).array.array.array, 2 * jnp.ones(3))
