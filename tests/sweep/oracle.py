@@ -404,9 +404,9 @@ def explained(
             if not equal[fixed].all():
                 return False
             allowed = 30 * np.max(spread[known], initial=0.0)
-            if not w.any() and not allowed:
+            if not w.any():
                 # All cancels, as in x - x, where x is rounded once.
-                allowed = max(1e-6, 8 * eps)
+                allowed = max(allowed, 1e-6, 8 * eps)
             error = np.abs(g - w)[known]
             if not np.isfinite(error).all() or (error > allowed).any():
                 return False
