@@ -86,7 +86,8 @@ class _Differentiated:
             return list(_compat.bind_eqn(self.eqn, arrays))
 
     def on_values(self, operands: Sequence[Any]) -> list[Any]:
-        avals = [x.aval for x in self.eqn.invars]
+        # A hook may have given the equation other operands than its own variables.
+        avals = avals_of(operands)
         debug_info = _compat.new_debug_info(self.eqn.primitive.name, self.on_dense)
         jaxpr, consts = _compat.trace_to_jaxpr(
             lambda *arrays: self.on_dense(arrays), avals, debug_info

@@ -239,6 +239,21 @@ def test_the_gradient_has_a_choice_of_its_own():
     assert len(dots_of_gradient("cheapest", 256)) > 1
 
 
+def test_the_gradient_of_a_product_that_reads_a_transposed_weight():
+    """A hook gives the product the weight itself, whose axes are in another order."""
+    v, x = Quantised.quantise(random(0, 7, 5)), random(1, 7, 2)
+
+    def loss(scale, apply):
+        return jnp.sin(apply(Quantised(v.q, scale), x)).sum()
+
+    implicit = transform(lambda v, x: v.T @ x, materialise="cheapest")
+    dense = lambda v, x: v.materialise().T @ x
+    choice = jaxrewrite.explain(lambda v, x: v.T @ x, materialise="cheapest")(v, x)
+    assert "dense" in {step.decision for step in choice.tree}
+    got, want = (jax.grad(loss)(v.scale, apply) for apply in (implicit, dense))
+    assert_same(got, want, 1e-4)
+
+
 # --- results ----------------------------------------------------------------------------------
 
 

@@ -43,6 +43,34 @@ def labels(
     return ProductLabels(tuple(x), tuple(y), tuple(out))
 
 
+class Sides(NamedTuple):
+    """The operands of a ``dot_general``, of which one is of a type, and the labels as it sees them.
+
+    ``position`` is that of the value ``v``, and ``other`` is the other operand.
+    """
+
+    position: int
+    v: Any
+    other: Any
+    of_v: Labels
+    of_other: Labels
+    out: Labels
+
+    def operands(self, v: Any, other: Any) -> tuple[Any, Any]:
+        """Operands in their order, for those in the place of the value and of the other one."""
+        return (other, v) if self.position else (v, other)
+
+
+def sides(
+    cls: type[ArrayValue], x: Any, y: Any, dimension_numbers: lax.DotDimensionNumbers
+) -> Sides:
+    """The operands as seen by the first one that is a ``cls``."""
+    named = labels(dimension_numbers, jnp.ndim(x), jnp.ndim(y))
+    if isinstance(x, cls):
+        return Sides(0, x, y, named.x, named.y, named.out)
+    return Sides(1, y, x, named.y, named.x, named.out)
+
+
 def transpose(
     x: Shaped[Array, "*axes"] | ArrayValue, labels: Labels, wanted: Labels
 ) -> Any:

@@ -16,7 +16,7 @@ import jaxrewrite
 from jaxrewrite import _compat
 from jaxrewrite._axes.blocks import groups
 
-from .._base.contract import labels
+from .._base.contract import sides
 from .._base.gathers import fills
 from .._base.structured import Structured, fields_of, is_value
 
@@ -378,25 +378,21 @@ def _(x: Concatenated, y: ArrayLike, *, primitive, dimension_numbers, **params) 
     """Multiply each part with what it meets, and add the products, or put them side by side."""
     if params.get("out_sharding") is not None:
         return NotImplemented
-    position = 0 if isinstance(x, Concatenated) else 1
-    operands: list[Any] = [x, y]
-    v, other = operands[position], operands[1 - position]
-    named = labels(dimension_numbers, x.ndim, jnp.ndim(y))
-    of_v, of_other = (named.x, named.y) if position == 0 else (named.y, named.x)
-    label = of_v[v.where]
-    along = of_other.index(label) if label in of_other else None
-    is_summed = label not in named.out
+    seen = sides(Concatenated, x, y, dimension_numbers)
+    v, other = seen.v, seen.other
+    label = seen.of_v[v.where]
+    along = seen.of_other.index(label) if label in seen.of_other else None
+    is_summed = label not in seen.out
     dtype = params.pop("preferred_element_type")
     dtype = jnp.result_type(x, y) if dtype is None else dtype
-    wide = jnp.promote_types(dtype, jnp.float32) if is_summed else dtype
+    is_rounded = is_summed and jnp.issubdtype(dtype, jnp.inexact)
+    wide = jnp.promote_types(dtype, jnp.float32) if is_rounded else dtype
 
     def product(part: Any, start: int, length: int) -> Any:
-        operands[position] = part
-        if along is not None:
-            operands[1 - position] = _cut(other, along, start, length)
+        own = other if along is None else _cut(other, along, start, length)
         return jaxrewrite.bind(
             primitive,
-            *operands,
+            *seen.operands(part, own),
             dimension_numbers=dimension_numbers,
             preferred_element_type=wide,
             **params,
@@ -405,7 +401,7 @@ def _(x: Concatenated, y: ArrayLike, *, primitive, dimension_numbers, **params) 
     products = [jaxrewrite.materialise(product(*span)) for span in v.spans()]
     if is_summed:
         return sum(products[1:], products[0]).astype(dtype)
-    return lax.concatenate(products, named.out.index(label))
+    return lax.concatenate(products, seen.out.index(label))
 
 
 @jaxrewrite.register("conv_general_dilated")

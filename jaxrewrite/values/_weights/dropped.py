@@ -11,7 +11,7 @@ from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 
-from .._base.contract import labels
+from .._base.contract import sides
 from .._base.structured import Structured
 from .coded import check_blocks
 
@@ -83,14 +83,11 @@ def _(v: Dropped, y: ArrayLike, *, primitive, **params) -> Any:
 
 @jaxrewrite.register("dot_general", exchange="types")
 def _(x: Dropped, y: ArrayLike, *, primitive, dimension_numbers, **params) -> Any:
-    position = 0 if isinstance(x, Dropped) else 1
-    operands: list[Any] = [x, y]
-    v, other = operands[position], operands[1 - position]
-    named = labels(dimension_numbers, x.ndim, jnp.ndim(y))
-    rank = (named.x, named.y)[position][-1]
-    operands[position] = v.w
-    if rank in named.out:
-        operands[1 - position] = v.dropping(jnp.asarray(other))
+    seen = sides(Dropped, x, y, dimension_numbers)
+    other = seen.other
+    if seen.of_v[-1] in seen.out:
+        other = seen.v.dropping(jnp.asarray(other))
+    operands = seen.operands(seen.v.w, other)
     return primitive.bind(*operands, dimension_numbers=dimension_numbers, **params)
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike
 import jaxrewrite
 from jaxrewrite import primitives
 
-from .._base.contract import along_result, labels
+from .._base.contract import along_result, sides
 from .._base.structured import Structured
 from .coded import aligned, blockwise, check_blocks, rescaled, spread, weights_or_rows
 
@@ -142,24 +142,21 @@ def _(x: Rescaled, y: ArrayLike, *, dimension_numbers, primitive, **params) -> A
     wanted = params.get("preferred_element_type") or dtype
     if params.get("out_sharding") is not None or jnp.promote_types(dtype, wanted) != wanted:
         return NotImplemented
-    position = 0 if isinstance(x, Rescaled) else 1
-    operands: list[Any] = [x, y]
-    v, other = operands[position], operands[1 - position]
-    named = labels(dimension_numbers, x.ndim, jnp.ndim(y))
-    of_v, of_other = (named.x, named.y) if position == 0 else (named.y, named.x)
-    along = {of_v[i] for i in v.scaled_axes()}
-    operands[position] = v.w
-    multiply = lambda: jaxrewrite.bind(
-        primitive, *operands, dimension_numbers=dimension_numbers, **params
+    seen = sides(Rescaled, x, y, dimension_numbers)
+    v = seen.v
+    along = {seen.of_v[i] for i in v.scaled_axes()}
+    multiply = lambda other: jaxrewrite.bind(
+        primitive,
+        *seen.operands(v.w, other),
+        dimension_numbers=dimension_numbers,
+        **params,
     )
-    if along.issubset(named.out):
-        product = multiply()
-        factor = along_result(v.factor(), of_v, named.out)
+    if along.issubset(seen.out):
+        product = multiply(seen.other)
+        factor = along_result(v.factor(), seen.of_v, seen.out)
         return product * factor.astype(product.dtype)
-    if along.issubset(of_other):
-        factor = along_result(v.factor(), of_v, of_other)
-        operands[1 - position] = other * factor
-        return multiply()
+    if along.issubset(seen.of_other):
+        return multiply(seen.other * along_result(v.factor(), seen.of_v, seen.of_other))
     return NotImplemented
 
 

@@ -136,6 +136,17 @@ def _with_scales(v, scales):
     return Concatenated(parts, v.axis)
 
 
+def test_sums_of_integers_are_exact():
+    large = 2**24 + 1  # no number of float32
+    v = Concatenated((jnp.full((2, 3), large), jnp.ones((1, 3), int)), -2)
+    product = lambda v, x: x @ v
+    x = jnp.ones((2, 3), int)
+    got = jaxrewrite.transform(product, materialise="forbid")(v, x)
+    np.testing.assert_array_equal(got, product(v.materialise(), x))
+    got = jaxrewrite.transform(lambda v: v.T @ v, materialise="forbid")(v)
+    np.testing.assert_array_equal(got, v.materialise().T @ v.materialise())
+
+
 def test_what_is_no_concatenation_is_refused():
     with pytest.raises(ValueError, match="parts is empty"):
         Concatenated((), -1)
