@@ -364,7 +364,9 @@ class Value(PyTree):
         """
         return NotImplemented
 
-    def tangent_space(self) -> Literal["all", "entries", "repeated"]:
+    def tangent_space(
+        self,
+    ) -> Literal["all", "entries", "repeated"] | NotImplementedType:
         """Return which tangents `lift_tangent` is right for.
 
         A type with fewer numbers than entries, such as a diagonal matrix, has no way back for
@@ -376,9 +378,12 @@ class Value(PyTree):
         Returns
         -------
         str
-            ``"all"``, the default: the leaves can make any tangent. ``"entries"``: each of
+            ``"all"``: the leaves can make any tangent. ``"entries"``: each of
             their numbers is one entry, and all other entries are zero for any leaves.
-            ``"repeated"``: each may be several entries, as in a symmetric matrix.
+            ``"repeated"``: each may be several entries, as in a symmetric matrix. By
+            default it is ``NotImplemented``: then it is ``"all"`` if `lift_tangent` and
+            the derivative of `materialise` show that each entry of a tangent comes back, or a
+            multiple of it, and else ``"repeated"``.
 
         Examples
         --------
@@ -394,7 +399,7 @@ class Value(PyTree):
         ...     def tangent_space(self):
         ...         return "entries"
         """
-        return "all"
+        return NotImplemented
 
     def leaf_specs(self, spec: Any) -> Any:
         """Return how the leaves are sharded if the array is.

@@ -41,6 +41,7 @@ from .._core.avals import (
 )
 from .._core.bodies import rewrite_jaxpr
 from .._core.builder import Rewritten
+from .._core.caches import bounded_cache
 from .._core.dense import Reason, policy_on
 from .._core.errors import MaterialisationError, add_note
 from .._core.rewrite import Rewriter
@@ -53,6 +54,7 @@ from .._staging.materialise import materialise
 from .._staging.program import run_on_values
 from .._staging.transform import transform
 from .adapters import Coerce, MakeDenser, make_denser
+from .entrywise import FIXED, Kind, dependences, source
 
 
 # A tangent or a cotangent of an array.
@@ -199,15 +201,54 @@ def _space_of(value: Value) -> str | None:
 
 def confinement(value: Value) -> str | None:
     """The narrowest tangent space of a value and of the values among its children."""
+    space = tangent_space(value)
+    inside = [confinement(field) for field in parts(value)[0] if is_value(field)]
+    spaces = [x for x in (space, *inside) if x in _CONFINED]
+    return max(spaces, key=_CONFINED.index, default=None)
+
+
+def tangent_space(value: Value) -> str:
+    """The tangents that the leaves of a value on avals can make: `Value.tangent_space`."""
     space = value.tangent_space()
+    if space is NotImplemented:
+        return "all" if _lifts_all(value) else "repeated"
     if space not in ("all", *_CONFINED):
         raise ValueError(
             f"{type(value).__name__}.tangent_space must return 'all', 'entries' or 'repeated'; "
             f"it returned {space!r}."
         )
-    inside = [confinement(field) for field in parts(value)[0] if is_value(field)]
-    spaces = [x for x in (space, *inside) if x in _CONFINED]
-    return max(spaces, key=_CONFINED.index, default=None)
+    return space
+
+
+_lifting_all = bounded_cache(1024)
+
+
+def _lifts_all(value: Value) -> bool:
+    """Whether each entry of a tangent comes back, as a multiple, from the leaves made of it."""
+    if not _has_way_back(value) or not _loses_its_layer(value):
+        return True  # There is no projection, or tangents are no arrays.
+    children, treedef = parts(value)
+    like = aval_of(value).to_tangent_aval()
+    key = (treedef, tuple(avals_of(children)), like, _compat.trace_context())
+    if (known := _lifting_all.get(key)) is None:
+        known = _returns_entries(treedef, avals_of(children), like)
+        _lifting_all.put(key, known)
+    return known
+
+
+def _returns_entries(treedef: PyTreeDef, children: Sequence[Any], like: Any) -> bool:
+    def there_and_back(*args: Any) -> Any:
+        *leaves, tangent = args
+        value = tree_unflatten(treedef, leaves)
+        lifted = value.lift_tangent(tangent)
+        if lifted is NotImplemented:
+            return tangent
+        return _tangent_by_materialise(treedef, leaves, _tangents_in(lifted, value))
+
+    jaxpr = jax.make_jaxpr(there_and_back)(*children, like)
+    inner, consts = _compat.open_jaxpr(jaxpr)
+    facts = [*[FIXED] * (len(consts) + len(children)), source(0)]
+    return all(Kind.SAME <= x.kind <= Kind.LINEAR for x in dependences(inner, facts))
 
 
 def _may_be_denser(value: Value, site: Site) -> bool:
@@ -272,10 +313,14 @@ def parts(value: Value) -> tuple[list[Any], Any]:
     return rule_children(value) if isinstance(value, Batched) else avals.children(value)
 
 
+def _has_way_back(value: Value) -> bool:
+    return type(value).lift_tangent is not Value.lift_tangent
+
+
 def can_be_lifted(value: Value) -> bool:
     """Whether a value, on avals, and all values among its children know a way back."""
     children, treedef = parts(value)
-    if type(value).lift_tangent is Value.lift_tangent:
+    if not _has_way_back(value):
         return False
     if not all(can_be_lifted(field) for field in children if is_value(field)):
         return False
@@ -484,6 +529,12 @@ def _lift_by_type(
             f"{cls}.lift_tangent, which maps its tangent to tangents of its leaves, "
             "is not defined."
         )
+    return _tangents_in(lifted, value)
+
+
+def _tangents_in(lifted: Any, value: Value) -> list[Any]:
+    """The tangents of a value's children that its ``lift_tangent`` has returned, checked."""
+    cls, (children, _) = type(value).__name__, parts(value)
     tangents = parts(lifted)[0] if type(lifted) is type(value) else []
     if len(tangents) != len(children):
         raise TypeError(

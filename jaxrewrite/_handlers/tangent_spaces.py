@@ -30,7 +30,15 @@ from .._core.settings import Settings, use_settings
 from .._core.site import Site
 from .._core.value import Like, Operand, Value, is_value
 from .._joins.join import Structure, structure_of
-from .derivatives import confinement, derivative, is_inexact, on_avals, parts, zero_tangent
+from .derivatives import (
+    confinement,
+    derivative,
+    is_inexact,
+    on_avals,
+    parts,
+    tangent_space,
+    zero_tangent,
+)
 from .entrywise import FIXED, Dependence, Kind, dependences, source
 
 
@@ -150,7 +158,7 @@ def _tangents_of_value(value: Value, settings: Settings, first: int) -> Tangents
 def _is_in_own_space(value: Value) -> bool:
     """Whether a value is one of the arrays that its type confines its tangents to."""
     inside = [field for field in parts(value)[0] if is_value(field)]
-    if value.tangent_space() == "all":
+    if tangent_space(value) == "all":
         is_annotation = type(value).outer > 0 and len(inside) == 1
         return is_annotation and _is_in_own_space(inside[0])
     return all(map(_is_in_own_space, inside))

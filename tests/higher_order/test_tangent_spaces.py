@@ -535,6 +535,57 @@ def test_a_space_that_is_none_is_named():
         transform(RULES["vjp clipped"])(Corner(jnp.float32(1), "diagonal"), X)
 
 
+class Projection(jaxrewrite.ArrayValue):
+    """A diagonal matrix as a user writes it who thinks of no other tangents."""
+
+    d: jax.Array
+
+    def materialise(self):
+        return jnp.diag(self.d)
+
+    def lift_tangent(self, tangent):
+        return Projection(jnp.diagonal(tangent))
+
+
+class Multiple(jaxrewrite.ArrayValue):
+    """Its way back gives a multiple of each entry, and all tangents come back."""
+
+    x: jax.Array
+    factor: jax.Array
+
+    def materialise(self):
+        return self.x * self.factor
+
+    def lift_tangent(self, tangent):
+        return Multiple(tangent / self.factor, jnp.zeros_like(self.factor))
+
+
+@jaxrewrite.register("neg")
+def _(v: Projection):
+    return Projection(-v.d)
+
+
+@jaxrewrite.register("neg")
+def _(v: Multiple):
+    return Multiple(-v.x, v.factor)
+
+
+@pytest.mark.parametrize(
+    "v, is_kept",
+    [
+        (Projection(jnp.arange(1.0, N + 1)), False),
+        (Multiple(jnp.arange(float(N * N)).reshape(N, N), jnp.float32(2)), True),
+    ],
+)
+def test_a_type_that_does_not_say_which_tangents_it_can_hold(v, is_kept):
+    name = "vjp clipped by norm"
+    assert stays(RULES[name], v) == is_kept
+    leaves, filled = floating(v)
+    got = derivatives(implicit(name), lambda v: v, filled)(leaves, X)
+    dense = derivatives(loss(RULES[name]), jaxrewrite.materialise, filled)(leaves, X)
+    assert_same(got, dense, 1e-5)
+
+
 # --- leaves that an array does not depend on ------------------------------------------------
 
 

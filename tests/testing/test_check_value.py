@@ -394,7 +394,7 @@ class WrongLift(Plain):
 
 
 class Projects(jaxrewrite.ArrayValue):
-    """A diagonal matrix that does not say that its leaves cannot make any tangent."""
+    """A diagonal matrix that says that its leaves can make any tangent."""
 
     d: jax.Array
 
@@ -403,6 +403,9 @@ class Projects(jaxrewrite.ArrayValue):
 
     def lift_tangent(self, tangent):
         return Projects(jnp.diagonal(tangent))
+
+    def tangent_space(self):
+        return "all"
 
 
 class NegativeJoin(Plain):
