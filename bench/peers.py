@@ -2,7 +2,7 @@
 
 `Quax <https://github.com/patrick-kidger/quax>`_ does with tracers what this library does
 with jaxprs, and has the same rules here. ``jax.experimental.sparse.sparsify`` does it for
-JAX's sparse matrices. One program of each kind, on a LoRA weight, tells which programs each
+JAX's sparse matrices, of which the *Laplacian of a grid* is one, beside SciPy's. One program of each kind, on a LoRA weight, tells which programs each
 library runs at all. Its result is compared with that on the dense weight: *implicit*,
 *dense* (right, but the weight was made dense), *wrong*, or the error. Qax needs a JAX
 from before 0.5, so it cannot run beside the others. `Performance <../performance.rst>`_ names
@@ -19,6 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
+import scipy.sparse.linalg
 from jax import lax
 from jax.experimental import sparse
 
@@ -45,6 +47,8 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
     yield from _transformer(peer, options, progress)
     yield from _hardly(peer, options, progress)
     yield from _sparse(options, progress)
+    for side in options.of((4,), (100, 316), (100, 316, 1000)):
+        yield from _laplacian(side, options, progress)
 
 
 # --- the cost -----------------------------------------------------------------------
@@ -184,6 +188,48 @@ def _sparse(options: Options, progress: Callable[[str], None]) -> Iterator[Measu
     yield from _timed(
         Case("peers", "sparse iteration", size), variants, True, options, progress
     )
+
+
+def _laplacian(
+    side: int, options: Options, progress: Callable[[str], None]
+) -> Iterator[Measurement]:
+    """The Laplacian of a square grid, in the sparse formats of SciPy, of JAX and of this library."""
+    second = scipy.sparse.diags([-1.0, 2.0, -1.0], [-1, 0, 1], (side, side))
+    identity = scipy.sparse.eye(side)
+    grid = scipy.sparse.kron(second, identity) + scipy.sparse.kron(identity, second)
+    rows = scipy.sparse.csr_matrix(grid, dtype=np.float32)
+    held = (jnp.asarray(x) for x in (rows.data, rows.indices, rows.indptr))
+    matrix = sparse.BCSR(tuple(held), shape=rows.shape, unique_indices=True)
+    value, entries = jaxrewrite.values.Sparse(matrix), matrix.to_bcoo()
+    right = np.random.default_rng(0).normal(size=side * side).astype(np.float32)
+    b = jnp.asarray(right)
+    steps: dict[str, Any] = {"maxiter": 50}
+    multiply = jax.jit(lambda m, x: m @ x)
+    implicit = jax.jit(jaxrewrite.transform(lambda v, x: v @ x))
+    solve = jax.jit(lambda m, b: jax.scipy.sparse.linalg.cg(lambda x: m @ x, b, **steps)[0])
+    solve_implicit = jax.jit(
+        jaxrewrite.transform(
+            lambda v, b: jax.scipy.sparse.linalg.cg(lambda x: v @ x, b, **steps)[0]
+        )
+    )
+    programs: dict[str, dict[str, Callable[[], Any]]] = {
+        "product": {
+            "by hand": lambda: multiply(entries, b),
+            "implicit": lambda: implicit(value, b),
+            "SciPy": lambda: rows @ right,
+        },
+        "conjugate gradients": {
+            "by hand": lambda: solve(entries, b),
+            "implicit": lambda: solve_implicit(value, b),
+            "SciPy": lambda: scipy.sparse.linalg.cg(rows, right, **steps)[0],
+        },
+    }
+    for name, variants in programs.items():
+        check_equal(name, {variant: run() for variant, run in variants.items()}, 1e-2)
+        samples = measure.interleaved(variants, options.repeats or options.of(2, 20, 50))
+        case = Case("peers", "Laplacian of a grid", side * side)
+        yield from case.timed(name, samples)
+        progress(f"Laplacian of {side} x {side}, {name}")
 
 
 # --- the programs that run ---------------------------------------------------------

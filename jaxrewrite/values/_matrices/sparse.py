@@ -16,13 +16,11 @@ from jax.experimental.sparse import (
     BCOO,
     BCSR,
     bcoo_concatenate,
-    bcoo_dot_general,
     bcoo_dynamic_slice,
     bcoo_reduce_sum,
     bcoo_rev,
     bcoo_slice,
     bcoo_sum_duplicates,
-    bcsr_dot_general,
 )
 from jax.experimental.sparse.linalg import spsolve
 from jaxtyping import Array, Integer, Shaped
@@ -34,14 +32,7 @@ from jaxrewrite._display import brief
 from .._base.structured import concrete, is_known, zero_unless
 from .matrix import Matrix
 from .monomial import Diagonal, Identity
-
-
-# XLA's sparse product on a CPU takes these dtypes. For others JAX warns or uses a gather.
-_COMPRESSED_DTYPES = ("int32", "int64", "float32", "float64", "complex64", "complex128")
-
-
-# From so many columns on, a product row by row is faster on a CPU than one entry by entry.
-_MANY_COLUMNS = 16
+from .sparse_products import product
 
 
 class Sparse(Matrix):
@@ -58,7 +49,8 @@ class Sparse(Matrix):
 
     On a CPU, a product with many columns is fastest if the entries are row by row, in either
     format. ``BCOO`` is in this order if JAX made it, and a program looks whether it is.
-    A product with one vector is fastest in ``BCOO``.
+    A product with one vector is fastest in ``BCSR`` if all rows have about as many entries,
+    and in ``BCOO`` if a few rows have most of them.
 
     The value is a matrix and not an array of any rank, so that its sums and products with
     other matrices are lazy and solvers know it. A sparse vector rarely saves anything.
@@ -254,31 +246,8 @@ class Sparse(Matrix):
         wide = jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype
         v = self.with_data(_summable(self.data.astype(wide)))
         x = _summable(jnp.moveaxis(x, axis, batch).astype(wide))
-        return jnp.moveaxis(v._on_columns(x).astype(dtype), batch, axis)
-
-    def _on_columns(self, x: Any) -> Any:
-        """The product along the first axis of an array after those of the batch."""
-        batch = len(self.batch)
-        columns = math.prod(x.shape[batch + 1 :])
-        contracted, batched = ((batch + 1,), (batch,)), (tuple(range(batch)),) * 2
-        multiply = partial(bcoo_dot_general, dimension_numbers=(contracted, batched))
-        is_fast = self.dtype.name in _COMPRESSED_DTYPES and not batch
-        if not is_fast or not isinstance(columns, int):
-            return multiply(self.bcoo(), x)
-        if isinstance(self.matrix, BCSR) and not self.by_columns and columns > 1:
-            return _compressed_product(self.matrix, x)
-        if isinstance(self.matrix, BCSR) or columns < _MANY_COLUMNS:
-            return multiply(self.bcoo(), x)
-
-        def by_entries(data: Any, indices: Any, x: Any) -> Any:
-            return multiply(BCOO((data, indices), shape=self.shape), x)
-
-        operands = self.data, self.indices, x
-        return lax.platform_dependent(
-            *operands,
-            cpu=partial(_as_compressed, by_entries, self.shape),
-            default=by_entries,
-        )
+        matrix = v.bcoo() if self.by_columns else v.matrix
+        return jnp.moveaxis(product(matrix, x).astype(dtype), batch, axis)
 
     def transposed(self) -> Any:
         if isinstance(self.matrix, BCSR):
@@ -620,31 +589,6 @@ def _sparse_product(v: Sparse, w: Any, pairs: int | None, nse: int | None) -> Sp
 
 
 # --- products and solves ------------------------------------------------------------------
-
-
-def _compressed_product(matrix: BCSR, x: Any) -> Any:
-    """``matrix @ x`` along the first axis of an array of any rank."""
-    flat = x if x.ndim == 1 else x.reshape(x.shape[0], math.prod(x.shape[1:]))
-    y = bcsr_dot_general(matrix, flat, dimension_numbers=(((1,), (0,)), ((), ())))
-    return y.reshape(matrix.shape[0], *x.shape[1:])
-
-
-def _as_compressed(
-    by_entries: Callable[..., Any], shape: Any, data: Any, indices: Any, x: Any
-) -> Any:
-    """Multiply row by row, if the entries are in this order, as JAX makes them."""
-    n, m = shape
-    rows, columns = indices[:, 0], indices[:, 1]
-    # An entry beyond the last column would be read from beyond the other operand.
-    fits = ((columns < m) | (rows >= n)).all() & (rows[1:] >= rows[:-1]).all()
-
-    def by_rows(data: Any, indices: Any, x: Any) -> Any:
-        rows, columns = indices[:, 0], indices[:, 1]
-        begins = jnp.searchsorted(rows, jnp.arange(n + 1, dtype=rows.dtype))
-        held = (data, columns, begins.astype(columns.dtype))
-        return _compressed_product(BCSR(held, shape=shape, unique_indices=True), x)
-
-    return lax.cond(fits, by_rows, by_entries, data, indices, x)
 
 
 @sequential_vmap

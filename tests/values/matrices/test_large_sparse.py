@@ -11,7 +11,7 @@ from jax.experimental.sparse import BCOO, BCSR
 
 import jaxrewrite
 from jaxrewrite.values import Sparse
-from jaxrewrite.values._matrices import sparse
+from jaxrewrite.values._matrices import sparse_products
 
 
 def forbid(fn):
@@ -96,7 +96,7 @@ def of(v):
 
 
 def _one_device(monkeypatch):
-    monkeypatch.setattr(sparse, "_MANY_COLUMNS", 4)
+    monkeypatch.setattr(sparse_products, "_MANY_COLUMNS", 4)
 
 
 @pytest.mark.parametrize("order", every(3, ["odd padding", "sorted", "shuffled"]))
@@ -125,6 +125,54 @@ def test_products_row_by_row_need_the_order(order, monkeypatch, bulk):
     untouched = np.asarray(abs(a[:, 11]).sum(1)).ravel() == 0
     kept = untouched if order == "odd padding" else slice(None)
     np.testing.assert_allclose(product[kept], rows[kept], rtol=1e-4, atol=1e-5)
+
+
+# How many entries each row has.
+ROWS = {
+    "as many": [3] * 8,
+    "about as many": [1, 5, 3, 3, 2, 4, 3, 0],
+    "one more": [1, 0, 12, 1, 0, 1, 2, 1],
+    "many": [40] * 4,
+}
+
+
+@pytest.mark.parametrize("format", ["bcsr", "bcoo"])
+@pytest.mark.parametrize("lengths", ROWS)
+def test_a_product_with_one_vector(lengths, format, bulk):
+    """How the entries lie decides in which order they are added."""
+    counts = np.array(ROWS[lengths])
+    n, m = len(counts), max(16, counts.max() + 1)
+    draws = np.random.default_rng(0)
+    # No entry is in the last column, where the vector is infinite.
+    columns = np.concatenate([np.sort(draws.permutation(m - 1)[:k]) for k in counts])
+    data = draws.normal(size=len(columns)).astype("float32")
+    pointers = np.concatenate([[0], np.cumsum(counts)])
+    a = scipy.sparse.csr_matrix((data, columns, pointers), shape=(n, m))
+    v = value(a, format, dtype="float32").filled_up(len(data) + 2)
+    x = jnp.asarray(draws.normal(size=m), "float32")
+
+    @jax.jit
+    @jaxrewrite.transform
+    def products(v, x):
+        multiply = lambda v, x: v @ x
+        y, y_dot = jax.jvp(lambda x: multiply(v, x), (x,), (2 * x,))
+        each = jax.vmap(multiply, (None, 0))(v, jnp.stack([x, 2 * x]))
+        return y, y_dot, each, multiply(v, x.at[-1].set(jnp.inf)), y @ v
+
+    def gradient(data, x):
+        return (forbid(jnp.matmul)(v.with_data(data), x) ** 2).sum()
+
+    y = a @ np.asarray(x)
+    got = products(v, x)
+    for result, want in zip(got, [y, 2 * y, [y, 2 * y], y, a.T @ y], strict=True):
+        np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-5)
+    by_data, by_x = jax.jit(jax.grad(gradient, (0, 1)))(v.data, x)
+    rows = np.repeat(np.arange(n), counts)
+    by_entry = np.concatenate([2 * y[rows] * np.asarray(x)[columns], [0, 0]])
+    np.testing.assert_allclose(by_data, by_entry, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(by_x, 2 * a.T @ y, rtol=1e-5, atol=1e-5)
+    twice = jax.linear_transpose(lambda x: forbid(jnp.matmul)(v, x), x)(jnp.asarray(y))
+    np.testing.assert_allclose(twice[0], a.T @ y, rtol=1e-5, atol=1e-5)
 
 
 # --- products of two ----------------------------------------------------------------------
