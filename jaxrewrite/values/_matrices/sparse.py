@@ -32,7 +32,7 @@ from jaxrewrite._display import brief
 from .._base.structured import concrete, is_known, zero_unless
 from .matrix import Matrix
 from .monomial import Diagonal, Identity
-from .sparse_products import product
+from .sparse_products import is_vector, product, transposed_product
 
 
 class Sparse(Matrix):
@@ -246,8 +246,14 @@ class Sparse(Matrix):
         wide = jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype
         v = self.with_data(_summable(self.data.astype(wide)))
         x = _summable(jnp.moveaxis(x, axis, batch).astype(wide))
-        matrix = v.bcoo() if self.by_columns else v.matrix
-        return jnp.moveaxis(product(matrix, x).astype(dtype), batch, axis)
+        matrix = v.matrix
+        if not self.by_columns:
+            y = product(matrix, x)
+        elif isinstance(matrix, BCSR) and not batch and is_vector(x):
+            y = transposed_product(matrix, x)
+        else:
+            y = product(v.bcoo(), x)
+        return jnp.moveaxis(y.astype(dtype), batch, axis)
 
     def transposed(self) -> Any:
         if isinstance(self.matrix, BCSR):

@@ -29,7 +29,7 @@ def product(matrix: BCOO | BCSR, x: Any) -> Any:
     """The product of a matrix along the first axis of an array after those of the batch."""
     batch = matrix.n_batch
     columns = math.prod(x.shape[batch + 1 :])
-    if not batch and columns == 1:
+    if not batch and is_vector(x):
         y = _times_vector(matrix, x.reshape(matrix.shape[1]))
         return y.reshape(matrix.shape[0], *x.shape[1:])
     is_fast = matrix.dtype.name in _COMPRESSED_DTYPES and not batch
@@ -84,6 +84,22 @@ def _as_compressed(shape: Sequence[int], data: Any, indices: Any, x: Any) -> Any
 
 
 # --- one vector ---------------------------------------------------------------------------
+
+
+def is_vector(x: Any) -> bool:
+    """Whether an array has one column along its first axis."""
+    return x.ndim > 0 and math.prod(x.shape[1:]) == 1
+
+
+def transposed_product(matrix: BCSR, x: Any) -> Any:
+    """The product of the transpose of a matrix with one vector, along its first axis."""
+    n, m = matrix.shape
+    if n and m and matrix.nse:
+        held = matrix.data, matrix.indices, matrix.indptr
+        y = _by_columns(m, *held, x.reshape(n))
+    else:
+        y = jnp.zeros(m, jnp.result_type(matrix.data, x))
+    return y.reshape(m, *x.shape[1:])
 
 
 def _times_vector(matrix: BCOO | BCSR, x: Any) -> Any:
@@ -145,6 +161,27 @@ def _(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     return y, y_dot
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _by_columns(m: int, data: Any, columns: Any, pointers: Any, x: Any) -> Any:
+    """The product of the transpose of entries row by row, which is the transpose of a product."""
+    like = jax.ShapeDtypeStruct((m,), x.dtype)
+    (y,) = jax.linear_transpose(partial(_by_rows, data, columns, pointers), like)(x)
+    return y
+
+
+@partial(_by_columns.defjvp, symbolic_zeros=True)
+def _(m: int, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    data, columns, pointers, x = primals
+    y, data_dot, x_dot = _by_columns(m, *primals), tangents[0], tangents[-1]
+    y_dot = jnp.zeros_like(y)
+    if type(x_dot) is not SymbolicZero:
+        y_dot += _by_columns(m, data, columns, pointers, x_dot)
+    if type(data_dot) is not SymbolicZero:
+        rows = _rows(columns, pointers, m)
+        y_dot += _by_entries(m, data_dot, columns, rows, x)
+    return y, y_dot
+
+
 def _place_by_place(length: int, data: Any, columns: Any, pointers: Any, x: Any) -> Any:
     """The sum of the first entries of all rows, the second ones, and so on."""
     y = jnp.zeros(len(pointers) - 1, jnp.result_type(data, x))
@@ -158,8 +195,13 @@ def _place_by_place(length: int, data: Any, columns: Any, pointers: Any, x: Any)
 
 
 def _one_by_one(data: Any, columns: Any, pointers: Any, x: Any) -> Any:
+    rows = _rows(columns, pointers, len(x))
+    return _by_entries(len(pointers) - 1, data, rows, columns, x)
+
+
+def _rows(columns: Any, pointers: Any, m: int) -> Any:
+    """The row of each entry; that of padding is out of range."""
     n = len(pointers) - 1
-    matrix = BCSR((data, columns, pointers), shape=(n, len(x)))
-    rows, columns = matrix.to_bcoo().indices.T
-    is_entry = jnp.arange(len(data), dtype=pointers.dtype) < pointers[-1]
-    return _by_entries(n, data, jnp.where(is_entry, rows, n), columns, x)
+    matrix = BCSR((columns, columns, pointers), shape=(n, m))
+    is_entry = jnp.arange(len(columns), dtype=pointers.dtype) < pointers[-1]
+    return jnp.where(is_entry, matrix.to_bcoo().indices[:, 0], n)

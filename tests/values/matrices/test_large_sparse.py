@@ -159,18 +159,25 @@ def test_a_product_with_one_vector(lengths, format, bulk):
         each = jax.vmap(multiply, (None, 0))(v, jnp.stack([x, 2 * x]))
         return y, y_dot, each, multiply(v, x.at[-1].set(jnp.inf)), y @ v
 
-    def gradient(data, x):
+    def square(data, x):
         return (forbid(jnp.matmul)(v.with_data(data), x) ** 2).sum()
+
+    def left_square(data, y):
+        return (forbid(lambda y, v: y @ v)(y, v.with_data(data)) ** 2).sum()
 
     y = a @ np.asarray(x)
     got = products(v, x)
     for result, want in zip(got, [y, 2 * y, [y, 2 * y], y, a.T @ y], strict=True):
         np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-5)
-    by_data, by_x = jax.jit(jax.grad(gradient, (0, 1)))(v.data, x)
+    by_data, by_x = jax.jit(jax.grad(square, (0, 1)))(v.data, x)
     rows = np.repeat(np.arange(n), counts)
     by_entry = np.concatenate([2 * y[rows] * np.asarray(x)[columns], [0, 0]])
     np.testing.assert_allclose(by_data, by_entry, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(by_x, 2 * a.T @ y, rtol=1e-5, atol=1e-5)
+    by_data, by_y = jax.jit(jax.grad(left_square, (0, 1)))(v.data, jnp.asarray(y))
+    by_entry = np.concatenate([2 * y[rows] * (a.T @ y)[columns], [0, 0]])
+    np.testing.assert_allclose(by_data, by_entry, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(by_y, 2 * a @ (a.T @ y), rtol=1e-4, atol=1e-4)
     twice = jax.linear_transpose(lambda x: forbid(jnp.matmul)(v, x), x)(jnp.asarray(y))
     np.testing.assert_allclose(twice[0], a.T @ y, rtol=1e-5, atol=1e-5)
 
