@@ -157,6 +157,25 @@ def test_leaves_that_vary_over_other_axes_than_the_array_meet(mesh):
         np.testing.assert_allclose(got, split(v.materialise()), rtol=1e-5)
 
 
+@pytest.mark.parametrize("format", every(3, ["bcsr", "bcoo", "bcsc"]))
+def test_a_sparse_matrix_meets_one_column_on_each_device(mesh, format):
+    v = values.Sparse.from_dense(np.triu(X), format=format)
+    spec = P(None, ("i", "j"))
+
+    def fn(v, x):
+        split = on(mesh, lambda v, x: v @ x + (x.T @ v).T, (P(), spec), spec)
+        return jnp.sum(split(v, x) ** 2)
+
+    run = lambda fn: jax.jit(jax.value_and_grad(fn, (0, 1)))
+    implicit = transform(fn, materialise="forbid")
+    got, (by_data, by_x) = run(lambda data, x: implicit(v.with_data(data), x))(v.data, X)
+    want, (by_entry, dense_by_x) = run(fn)(jnp.triu(X), X)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    np.testing.assert_allclose(by_x, dense_by_x, rtol=1e-4, atol=1e-4)
+    dense = v.with_data(by_data).materialise()
+    np.testing.assert_allclose(dense, jnp.triu(by_entry), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("check_vma", [True, slow(False)])
 def test_what_a_fourier_transform_has_made_is_inverted_on_each_device(mesh, check_vma):
     """As outside of the mesh, XLA would have it in a layout that it cannot transform."""

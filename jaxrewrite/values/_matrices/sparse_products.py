@@ -164,7 +164,7 @@ def _(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _by_columns(m: int, data: Any, columns: Any, pointers: Any, x: Any) -> Any:
     """The product of the transpose of entries row by row, which is the transpose of a product."""
-    like = jax.ShapeDtypeStruct((m,), x.dtype)
+    like = jnp.broadcast_to(x[0], m)  # It varies over the same axes of a mesh.
     (y,) = jax.linear_transpose(partial(_by_rows, data, columns, pointers), like)(x)
     return y
 
