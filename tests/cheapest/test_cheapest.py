@@ -26,6 +26,7 @@ from jaxrewrite.values import (
     Sum,
     Tagged,
     Unitful,
+    dropout,
 )
 
 
@@ -169,13 +170,22 @@ def test_a_type_that_forbids_it_stays():
         return (x @ v.a) @ v.b
 
     value, x = Factors(random(0, 64, 64), random(1, 64, 64)), random(2, 512, 64)
-    for policy, decision in ((None, "dense"), ("forbid", "rule")):
+    for policy, decision in ((None, "dense"), ("warn", "rule"), ("forbid", "rule")):
         Factors.materialise_policy = policy
         jaxrewrite.clear_caches()
         (step,) = explain(jnp.matmul, rules=rules, materialise="cheapest")(x, value).steps
         assert step.decision == decision
     with pytest.raises(jaxrewrite.MaterialisationError, match="sort"):
         transform(jnp.sort, materialise="cheapest")(value)
+
+
+def test_a_weight_with_dropout_is_not_merged():
+    params, x = dropout({"w": lora()}, 0.5, jax.random.key(3)), random(0, 2048, 256)
+    product = lambda params, x: x @ params["w"]
+    assert "dense" not in decisions(product, params, x)
+    assert_same(
+        *(transform(product, materialise=p)(params, x) for p in ("cheapest", "allow"))
+    )
 
 
 def test_without_a_rule_nothing_warns():

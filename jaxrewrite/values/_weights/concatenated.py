@@ -116,9 +116,13 @@ class Concatenated(Structured):
         return treedef.unflatten([spec] * len(self.parts))
 
     def spans(self) -> Iterator[tuple[Any, int, int]]:
-        """Each part, with the index of its first entry and its length."""
+        """Each part, with the index of its first entry and its length.
+
+        A part without entries is left out, since no index is in it, unless all are such.
+        """
         starts = itertools.accumulate(self.lengths, initial=0)
-        return zip(self.parts, starts, self.lengths, strict=False)
+        spans = list(zip(self.parts, starts, self.lengths, strict=False))
+        return iter([span for span in spans if span[2]] or spans[:1])
 
 
 def side_by_side(parts: Sequence[Any], where: int) -> Any:
@@ -224,7 +228,8 @@ def _place_after(v: Concatenated, new_sizes: Sequence[int]) -> _Place | None:
             axis = next((i for i, n in enumerate(after) if n > 1), 0)
             rest = math.prod(after[axis + 1 :])
             fits = all(n * inner % rest == 0 for n in v.lengths)
-            return _Place(new + axis, rest, inner) if outer == 1 and fits else None
+            is_kept = bool(after) and outer == 1 and fits
+            return _Place(new + axis, rest, inner) if is_kept else None
         old, new = old + len(before), new + len(after)
     return None
 
@@ -286,14 +291,12 @@ def _(
     v: Concatenated, indices: ArrayLike, *, primitive, dimension_numbers, **params
 ) -> Any:
     axis, numbers = v.where, dimension_numbers
-    if axis in numbers.operand_batching_dims:
-        return NotImplemented
     if axis in numbers.start_index_map:
         return _looked_up(v, jnp.asarray(indices), primitive, numbers, **params)
     sizes = params.pop("slice_sizes")
-    if sizes[axis] != v.shape[axis]:
-        return NotImplemented
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    if axis in gone or sizes[axis] != v.shape[axis]:
+        return NotImplemented
     kept = [i for i in range(v.ndim) if i not in gone]
     windows = [
         jaxrewrite.bind(

@@ -44,6 +44,9 @@ class Dropped(Structured):
            [2., 0., 2.]], dtype=float32)
     """
 
+    # Its products are not those of its dense array, so that no policy may take that for cheaper.
+    materialise_policy = "warn"
+
     axes = {"w": "...", "seed": ".../block"}
 
     w: Array

@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import jaxrewrite
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
     NF4,
     Concatenated,
@@ -162,3 +163,40 @@ def test_a_packed_axis_of_length_one_is_not_cut():
     scan = lambda x: lax.scan(lambda c, row: (c + row, None), x * 0, x[:, None])[0]
     got = jaxrewrite.transform(scan, materialise="allow")(v)
     np.testing.assert_array_equal(jaxrewrite.materialise(got), scan(v.materialise()))
+
+
+ROWS = {
+    "product": lambda v: jnp.ones(v.shape[0]) @ v,
+    "rows": lambda v: v[jnp.array([0, 2])],
+    "a row": lambda v: lax.dynamic_index_in_dim(v, jnp.int32(1)),
+    "scaled": lambda v: v * jnp.arange(3.0)[:, None],
+    "nothing": lambda v: v[3:],
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("lengths", [(0, 3), (2, 0, 1), (3, 0)])
+def test_a_part_may_have_no_entries(name, lengths, bulk):
+    v = Concatenated(tuple(normal(n, 2) for n in lengths), -2)
+    got = jaxrewrite.transform(ROWS[name], materialise="forbid")(v)
+    assert_same(jaxrewrite.materialise(got), ROWS[name](v.materialise()))
+
+
+def test_all_parts_may_have_no_entries():
+    v = Concatenated((jnp.zeros((0, 2)), jnp.zeros((0, 2))), -2)
+    got = jaxrewrite.transform(ROWS["product"], materialise="forbid")(v)
+    assert_same(got, jnp.zeros(2))
+
+
+def test_an_axis_of_one_entry_may_be_dropped_by_a_lookup():
+    v = Concatenated((normal(1, 2),), -2)
+    numbers = lax.GatherDimensionNumbers((1,), (0,), ())
+    first = lambda v: lax.gather(v, jnp.zeros((3, 0), int), numbers, (1, 2))
+    got = jaxrewrite.transform(first, materialise="allow")(v)
+    assert_same(got, first(v.materialise()))
+
+
+def test_an_axis_of_one_entry_may_be_dropped_by_a_reshape():
+    v = Concatenated((normal(2, 1, 1),), -2)
+    got = jaxrewrite.transform(lambda v: v.reshape(2), materialise="allow")(v)
+    assert_same(got, v.materialise().reshape(2))
