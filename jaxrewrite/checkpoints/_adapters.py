@@ -14,7 +14,7 @@ import numpy as np
 
 import jaxrewrite
 from jaxrewrite import Value
-from jaxrewrite.values import Dora, Lora, Rescaled, adapt
+from jaxrewrite.values import Dora, Lora, Rescaled
 
 from ._ia3 import (
     bias_beside,
@@ -26,6 +26,7 @@ from ._ia3 import (
 )
 from ._peft import COMPUTED, Adapter, write
 from ._peft_vectors import Scaling, read_any, shared, write_ia3, write_vera
+from ._starts import started
 
 
 # The module of a weight, or the modules of stacked weights; None for a weight without.
@@ -201,8 +202,8 @@ def load_adapter(
         A pytree whose weights are arrays, values such as quantised weights, or `Lora`, `Dora` or
         `Rescaled`, of which the base is taken and, if it has more than two axes, ``rows`` and
         ``cols``: use `jaxrewrite.values.adapt` for weights with heads first. For an adapter of
-        PiSSA they are the weights without any: what is left of them without the largest singular
-        values is computed.
+        PiSSA or LoftQ they are the weights without any: what is left of them without the largest
+        singular values, or what they are in `NF4`, is computed.
     names, layout
         As in `save_adapter`. A function may return None for weights that have no adapter.
 
@@ -211,7 +212,8 @@ def load_adapter(
     Any
         The same pytree, with a `Lora`, or a `Dora`, for each module of the file, or a `Rescaled`
         if the file is of IA3. Of VeRA, the factors are `Rescaled`. The factors have the dtypes of
-        the file. The base weights are the same objects as in ``params``, but for those of PiSSA.
+        the file. The base weights are the same objects as in ``params``, but for those of PiSSA and
+        LoftQ.
         A leaf ``bias`` beside a weight whose outputs IA3 multiplies becomes a `Rescaled` as well.
 
     Raises
@@ -222,7 +224,8 @@ def load_adapter(
         If one of the files is missing.
     ValueError
         If a file is damaged; if the adapter is not LoRA, DoRA, PiSSA, VeRA or IA3 of linear
-        layers, embeddings and convolutions in one group; if it has modules that no weight of ``params`` has, or lacks one
+        layers, embeddings and convolutions in one group, or LoftQ in 4 bits and one turn of linear
+        layers; if it has modules that no weight of ``params`` has, or lacks one
         that ``names`` lists; if ``names`` lists what is no weight; or if shapes, ranks or
         dtypes don't fit.
 
@@ -467,8 +470,9 @@ def _joined(
     a: Any = jnp.asarray(np.moveaxis(first.reshape(len(adapters), rank, *sizes[0]), 1, -1))
     b: Any = jnp.asarray(second.reshape(len(adapters), rank, *sizes[1]))
     a, b = a.reshape(*batch, *sizes[0], rank), b.reshape(*batch, rank, *sizes[1])
-    if like.has_rest:
-        base = _rest_of(path, weight, like.rank, (rows, cols))
+    if like.start is not None:
+        pair = (rows, cols) if are_rows_inputs else (cols, rows)
+        base = started(path, weight, like.rank, *pair, like.start)
     if like.numbers is not None:
         numbers: Any = zip(*(adapter.numbers or () for adapter in adapters), strict=True)
         of_ranks, of_columns = (jnp.asarray(np.stack(some)) for some in numbers)
@@ -482,17 +486,6 @@ def _joined(
         along[axis] = 1
     lengths = np.stack([adapter.magnitude for adapter in adapters]).reshape(along)
     return Dora(base, a, b, jnp.asarray(lengths), like.scale, rows, cols, frozen)
-
-
-def _rest_of(path: str, weight: Any, rank: int, axes: Any) -> Any:
-    """What PiSSA leaves of a weight: all but its largest singular values."""
-    if _is_value(weight):
-        raise ValueError(
-            f"{_LOAD}: {path} is a {type(weight).__name__}. An adapter that PiSSA began belongs to what "
-            "is left of the dense weight: load it on that, and quantise the rest."
-        )
-    is_it = lambda path, leaf: True
-    return adapt(weight, is_it, rank, jax.random.key(0), axes=axes, init="pissa").w
 
 
 def _axes(

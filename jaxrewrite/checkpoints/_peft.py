@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._files import read_tensors, replacing, write_tensors
+from ._starts import start_of
 
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -30,7 +31,7 @@ class Adapter(NamedTuple):
 
     ``a`` of a convolution has the axes (rank, in, \*window). ``magnitude`` are the lengths of DoRA,
     or None. ``numbers`` are what VeRA multiplies the ranks and the outputs with, or None.
-    ``has_rest`` says that the weight lacks its largest singular values, as that of PiSSA.
+    ``start`` says how peft changed the weight as the adapter began, or is None.
     """
 
     a: Any  # (rank, in)
@@ -39,7 +40,7 @@ class Adapter(NamedTuple):
     magnitude: Any = None  # (out,)
     is_embedding: bool = False
     numbers: tuple[Any, Any] | None = None  # (rank,) and (out,)
-    has_rest: bool = False
+    start: str | None = None
 
     def multiplied(self) -> Adapter:
         """The same change, without numbers of its own for ranks and outputs."""
@@ -69,10 +70,14 @@ SILENT = {
     *("target_modules", "task_type", "eva_config", "ensure_weight_tying"),
     "qalora_group_size",
 }
-_READ = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora"}
+_READ = {
+    *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora"),
+    "loftq_config",
+}
 
-# Ways to begin that leave the base weights as they are. Others change them.
-_INIT = (True, False, None, "gaussian", "eva", "orthogonal", "pissa")
+# Ways to begin that leave the base weights as they are, or that `start_of` knows. Others change
+# them.
+_INIT = (True, False, None, "gaussian", "eva", "orthogonal", "pissa", "loftq")
 
 
 def write(
@@ -128,7 +133,7 @@ def read(directory: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Adapte
     ValueError
         If a file is damaged, or is not for LoRA as it is computed here.
     """
-    _check_config(directory / CONFIG, config)
+    start = _checked_start(directory / CONFIG, config)
     tensors, _ = read_tensors("load_adapter", directory / TENSORS)
     by_module: dict[str, dict[str, np.ndarray]] = {}
     for key, tensor in tensors.items():
@@ -148,7 +153,7 @@ def read(directory: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Adapte
     if not by_module:
         raise ValueError(f"load_adapter: {directory / TENSORS} has no tensors.")
     return {
-        module: _adapter(directory, module, factors, config)
+        module: _adapter(directory, module, factors, config, start)
         for module, factors in by_module.items()
     }
 
@@ -162,6 +167,7 @@ def _adapter(
     module: str,
     factors: Mapping[str, np.ndarray],
     config: Mapping[str, Any],
+    start: str | None,
 ) -> Adapter:
     for one, other in ("AB", "BA"):
         if other not in factors:
@@ -191,9 +197,13 @@ def _adapter(
             )
         lengths = lengths.reshape(-1)
     scale = alpha / _divisor(rank, config.get("use_rslora", False))
-    has_rest = config.get("init_lora_weights") == "pissa"
     is_embedding = "embedding" in factors
-    return Adapter(a, b.reshape(len(b), rank), scale, lengths, is_embedding, None, has_rest)
+    if start == "loftq" and (is_embedding or window):
+        raise ValueError(
+            f"load_adapter: {directory / CONFIG} has LoftQ, and {module} is no linear layer. peft has "
+            "LoftQ for these alone."
+        )
+    return Adapter(a, b.reshape(len(b), rank), scale, lengths, is_embedding, None, start)
 
 
 def _divisor(rank: int, use_rslora: bool) -> float:
@@ -248,7 +258,8 @@ def check_known(
         )
 
 
-def _check_config(path: pathlib.Path, config: Mapping[str, Any]) -> None:
+def _checked_start(path: pathlib.Path, config: Mapping[str, Any]) -> str | None:
+    """How the adapter began, by a configuration that is right."""
     refuse = lambda why: ValueError(f"load_adapter: {path} {why}")
     if config.get("init_lora_weights", True) not in _INIT:
         raise refuse(
@@ -257,6 +268,7 @@ def _check_config(path: pathlib.Path, config: Mapping[str, Any]) -> None:
         )
     check_known(path, config, SILENT | _READ)
     _check_numbers(config, refuse)
+    return start_of(path, config)
 
 
 # The contents of a field whose feature is not used.

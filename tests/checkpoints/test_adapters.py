@@ -12,7 +12,7 @@ from choose import often
 from peft_files import factors, key, linear
 
 import jaxrewrite
-from jaxrewrite.values import Dora, Lora, Rescaled, Unitful, adapt
+from jaxrewrite.values import NF4, Dora, Lora, Rescaled, Unitful, adapt
 
 
 pytest.importorskip("safetensors", reason="adapters are files of the package safetensors")
@@ -313,6 +313,13 @@ def without(tensors, name):
     return {k: x for k, x in tensors.items() if k != name}
 
 
+# What peft writes of an adapter that it began by LoftQ, with the options that it has by default.
+LOFTQ = {
+    "init_lora_weights": "loftq",
+    "loftq_config": {"loftq_bits": 4, "loftq_iter": 1},
+}
+
+
 # Fields of the configuration, a change of the tensors, and what the error says.
 WRONG = {
     "DoRA": ({"use_dora": True}, {}, "has no lora_magnitude_vector"),
@@ -325,7 +332,31 @@ WRONG = {
         "has no base_model.vera_A and",
     ),
     "biases": ({"bias": "all"}, {}, "bias='all'"),
-    "changed base": ({"init_lora_weights": "loftq"}, {}, "also changes the base weights"),
+    "changed base": ({"init_lora_weights": "olora"}, {}, "also changes the base weights"),
+    "LoftQ in no bits": ({"init_lora_weights": "loftq"}, {}, "LoftQ with loftq_config={}"),
+    "LoftQ in 8 bits": (
+        {"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 8, "loftq_iter": 1}},
+        {},
+        "Only loftq_bits=4 and loftq_iter=1 are read",
+    ),
+    "LoftQ in turns": (
+        {"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4, "loftq_iter": 2}},
+        {},
+        "Further turns take singular values.* Load these weights",
+    ),
+    "LoftQ of a transpose": (
+        {**LOFTQ, "fan_in_fan_out": True},
+        {},
+        "LoftQ with fan_in_fan_out, where peft",
+    ),
+    "LoftQ of an embedding": (
+        LOFTQ,
+        {
+            "base_model.model.e.lora_embedding_A": np.ones((2, 5), np.float32),
+            "base_model.model.e.lora_embedding_B": np.ones((4, 2), np.float32),
+        },
+        "has LoftQ, and e is no linear layer",
+    ),
     "whole modules": ({"modules_to_save": ["head"]}, {}, r"modules_to_save=\['head'\]"),
     "rank": ({"r": 4}, {}, "first has rank 4 by .*, but lora_A of shape"),
     "no rank": ({"r": 0}, {}, "has r=0"),
@@ -582,3 +613,55 @@ def test_what_does_not_fit_a_file_of_vectors_is_refused(tmp_path):
     )
     with pytest.raises(ValueError, match="first/kernel is a Quantised. .* PiSSA"):
         load_adapter(tmp_path / "pissa", {"first": {"kernel": int8(6, 4)}})
+
+
+# The levels of NF4: appendix E of arXiv:2305.14314.
+NF4_LEVELS = np.array(
+    [-1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0]
+    + [0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0],
+    np.float32,
+)
+
+
+def nf4_by_hand(w):
+    """Blocks of 64 neighbours in memory, divided by their largest magnitude, to the nearest level."""
+    flat, rounded = w.ravel(), np.zeros(w.size, np.float32)
+    for start in range(0, w.size, 64):
+        block = flat[start : start + 64]
+        nearest = abs(block[:, None] / abs(block).max() - NF4_LEVELS).argmin(1)
+        rounded[start : start + 64] = NF4_LEVELS[nearest] * abs(block).max()
+    return rounded.reshape(w.shape)
+
+
+@pytest.mark.parametrize(("n_in", "base"), [(128, NF4), (24, NF4), (43, jax.Array)])
+def test_loftq_rounds_the_weights_that_peft_began_with(tmp_path, n_in, base):
+    """A stack of two layers, and one with its outputs first. Blocks of 64 may be in two rows."""
+    tensors = {}
+    for module in ("layers.0", "layers.1", "head"):
+        tensors |= factors(RNG, module, n_in, 3, 2)
+    peft_files.write(tmp_path, tensors, r=2, **LOFTQ)
+    weights = RNG.normal(size=(3, 3, n_in)).astype(np.float32)  # (out, in), as in PyTorch
+    wanted = np.stack([nf4_by_hand(w) for w in weights])
+    stack = load_adapter(
+        tmp_path,
+        {
+            "stack": jnp.asarray(weights[:2].swapaxes(1, 2)),
+            "head": jnp.asarray(weights[2].T),
+        },
+        names={"stack": ["layers.0", "layers.1"], "head": "head"},
+    )
+    assert isinstance(stack["stack"].w, base) and isinstance(stack["head"].w, base)
+    got = jaxrewrite.materialise((stack["stack"].w, stack["head"].w))
+    np.testing.assert_allclose(got[0], wanted[:2].swapaxes(1, 2), rtol=1e-6)
+    np.testing.assert_allclose(got[1], wanted[2].T, rtol=1e-6)
+    names = {"w": "head"}
+    one = {key: x for key, x in tensors.items() if ".head." in key}
+    peft_files.write(tmp_path, one, r=2, **LOFTQ)
+    first = load_adapter(
+        tmp_path, {"w": jnp.asarray(weights[2])}, names=names, layout="out_in"
+    )
+    np.testing.assert_allclose(jaxrewrite.materialise(first["w"].w), wanted[2], rtol=1e-6)
+    with pytest.raises(
+        ValueError, match="w is a Lora. An adapter that LoftQ began belongs to"
+    ):
+        load_adapter(tmp_path, first, names=names, layout="out_in")

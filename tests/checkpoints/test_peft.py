@@ -10,7 +10,7 @@ import pytest
 
 import jaxrewrite
 from jaxrewrite.checkpoints import load_adapter, save_adapter
-from jaxrewrite.values import Dora, Lora, Rescaled, adapt
+from jaxrewrite.values import NF4, Dora, Lora, Rescaled, adapt
 
 
 peft = pytest.importorskip("peft", reason="tox -e peft has it")
@@ -319,3 +319,79 @@ def test_pissa_that_peft_writes_is_read(tmp_path):
     np.testing.assert_allclose(
         again(torch.from_numpy(X)).detach().numpy(), want, 1e-4, 1e-4
     )
+
+
+class Wide(torch.nn.Module):
+    """A layer whose rows consist of blocks of 64, and one whose rows do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(64, 20)
+        self.down = torch.nn.Linear(20, 5)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)))
+
+
+@pytest.fixture
+def loftq_on_a_cpu(monkeypatch):
+    """The quantiser of LoftQ runs on any device, and peft asks for a GPU."""
+    bitsandbytes = pytest.importorskip("bitsandbytes", reason="tox -e peft has it")
+
+    def moved(to):
+        own = lambda x: "cpu" if isinstance(x, str) and x == "cuda" else x
+        return lambda self, *args, **more: to(
+            self, *map(own, args), **{name: own(x) for name, x in more.items()}
+        )
+
+    for cls in (torch.Tensor, bitsandbytes.nn.Params4bit):
+        monkeypatch.setattr(cls, "to", moved(cls.to))
+
+
+@pytest.mark.usefixtures("loftq_on_a_cpu")
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_loftq_that_peft_writes_is_read(tmp_path, use_dora):
+    """The weights are what peft rounded of those that it began with."""
+    model = model_of(5, Wide)
+    params = params_of(model)
+    config = peft.LoraConfig(
+        r=3,
+        lora_alpha=2,
+        rank_pattern={"down": 2},
+        use_dora=use_dora,
+        target_modules=["up", "down"],
+        init_lora_weights="loftq",
+        loftq_config=peft.LoftQConfig(),
+    )
+    adapted = peft.get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            parameter.data += 0.2 * torch.randn_like(parameter)
+    adapted.save_pretrained(tmp_path)
+    loaded = load_adapter(tmp_path, params)
+    assert isinstance(loaded["up"]["kernel"].w, NF4)
+    for name in ("up", "down"):
+        base = getattr(adapted.base_model.model, name).base_layer.weight.detach().numpy()
+        got = jaxrewrite.materialise(loaded[name]["kernel"].w)
+        np.testing.assert_allclose(got, base.T, rtol=1e-6)
+    x = np.random.default_rng(1).normal(size=(3, 64)).astype("float32")
+    want = adapted(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(implicit(loaded, x), want, rtol=1e-5, atol=1e-5)
+    again = peft.PeftModel.from_pretrained(model_of(5, Wide), str(tmp_path))
+    np.testing.assert_allclose(
+        again(torch.from_numpy(x)).detach().numpy(), want, rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.usefixtures("loftq_on_a_cpu")
+def test_loftq_of_adapt_is_as_near_as_that_of_peft():
+    """The magnitudes of `NF4` take a byte, and those of peft four."""
+    weight = torch.from_numpy(np.random.default_rng(0).normal(size=(64, 128)))
+    turns = 5  # as `adapt` has them
+    base, a, b = peft.utils.loftq_utils.loftq_init(weight.float(), 4, 8, turns)
+    w = jnp.asarray(weight.float().numpy().T)
+    every = lambda path, leaf: True
+    key = jax.random.key(0)
+    v = adapt(w, every, 8, key, init="loftq", bits="nf4", block=64, scale=0.5)
+    lost = jnp.linalg.norm(v.materialise() - w)
+    assert lost < 1.02 * float(torch.linalg.norm(base + b @ a - weight))

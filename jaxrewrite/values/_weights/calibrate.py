@@ -82,8 +82,9 @@ def calibrate(
     bits
         2 to 8. By default 4, or 8 for ``"smoothquant"``. Not for ``"ranges"``.
     block
-        How many of the entries that are summed share a scale, for each of the others. By default
-        all do. Not for ``"ranges"``.
+        How many of the entries that are summed share a scale, for each of the others. It need not
+        divide their number: the last block is then shorter, as with `quantise`, and the result has
+        a `Concatenated` in place of the `Quantised`. By default all do. Not for ``"ranges"``.
     ranges
         The largest magnitude that the integers stand for, of a block or of activations:
         ``"max"``, the largest one; ``("max", part)``, a part of it; ``("rms", number)``, the root
@@ -104,7 +105,7 @@ def calibrate(
         values or ``where`` chose nothing, there are no batches, no weight met an array, or one met
         an array that is not finite; if it is called in a function that is compiled; and for the
         other methods if a chosen weight met no array, products sum different axes of it, or its
-        axes do not fit ``block`` and the method.
+        axes do not fit the method.
 
     References
     ----------
@@ -186,6 +187,8 @@ def check_method(method: str, where: Any, bits: Any, block: Any, progress: Any) 
         raise ValueError(
             f'calibrate: method is {method!r}; it must be "ranges", "gptq", "awq" or "smoothquant".'
         )
+    if block is not None and not (isinstance(block, (int, np.integer)) and block > 0):
+        raise ValueError(f"calibrate: block is {block!r}; it must be a positive integer.")
     given = {"where": where, "bits": bits, "block": block, "progress": progress}
     needless = [name for name, x in given.items() if x is not None]
     if method == "ranges" and needless:

@@ -195,7 +195,8 @@ def block_sizes(cls: str, shape: Sequence[int], block: Any) -> tuple[int, ...]:
     if any(b != n and (b < 1 or n % b) for b, n in zip(sizes, shape, strict=True)):
         raise ValueError(
             f"{cls}: `block` {sizes} does not divide the shape {tuple(shape)} into "
-            "whole blocks. Give `block` a number for each axis, or None for a whole axis."
+            "whole blocks. Give `block` a number for each axis, or None for a whole axis. With "
+            "such numbers, jaxrewrite.values.quantise makes the last block of an axis shorter."
         )
     return sizes
 
@@ -211,6 +212,21 @@ def sizes_asked(cls: str, shape: Sequence[int], block: Any) -> tuple[int, ...]:
     if len(block) != len(shape):
         raise ValueError(f"{cls}: `block` is {block} for an array of shape {tuple(shape)}.")
     return tuple(n if b is None else b for b, n in zip(block, shape, strict=True))
+
+
+def sizes_along(
+    lengths: Sequence[int], block: int, size: Callable[[int, int], int] = min
+) -> tuple[int, ...]:
+    """The sizes of blocks of so many neighbours at most, which are along the last axes.
+
+    ``size`` gives that along one axis, from what is asked for and the length of the axis. A block
+    goes on along the axis before only if it has all of this one.
+    """
+    sizes = []
+    for n in reversed(lengths):
+        sizes.append(size(block, n))
+        block = block // n if sizes[-1] == n > 0 else 1
+    return tuple(sizes[::-1])
 
 
 def sizes_of(cls: str, shape: Sequence[int], axis: Any, block: Any) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -123,6 +123,27 @@ class Concatenated(Structured):
         starts = itertools.accumulate(self.lengths, initial=0)
         spans = list(zip(self.parts, starts, self.lengths, strict=False))
         return iter([span for span in spans if span[2]] or spans[:1])
+
+
+def in_whole_blocks(
+    shape: Sequence[int], sizes: Sequence[int], make: Callable[[tuple[slice, ...]], Any]
+) -> Any:
+    """An array in blocks of these sizes, of which the last along an axis may be shorter.
+
+    ``make`` gives a part in which all blocks have the same size, by its indices along each axis.
+    Where there are several, they make a `Concatenated`.
+    """
+
+    def after(where: tuple[slice, ...]) -> Any:
+        axis = len(where)
+        if axis == len(shape):
+            return make(where)
+        n, size = shape[axis], sizes[axis]
+        cut = n - n % size if 0 < size < n else n
+        spans = [slice(0, cut)] if cut == n else [slice(0, cut), slice(cut, n)]
+        return side_by_side([after((*where, span)) for span in spans], axis)
+
+    return after(())
 
 
 def side_by_side(parts: Sequence[Any], where: int) -> Any:

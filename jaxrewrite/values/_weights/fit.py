@@ -18,6 +18,8 @@ from .._base.chosen import chosen_leaves, leaves_by_path
 from .._base.progress import Progress, shown
 from .._matrices.monomial import Diagonal
 from .._matrices.product import Product
+from .coded import sizes_along
+from .concatenated import Concatenated, in_whole_blocks
 from .fitted import METHODS, Fitted, Options
 from .gathered import Gatherer, Met, Watched
 from .quantised import Quantised, check_bits
@@ -61,7 +63,7 @@ class Weight:
 
     def count(self) -> int:
         """How many entries are summed."""
-        return math.prod(self.dense.shape[i] for i in self.record.axes.summed)
+        return math.prod(self._summed())
 
     def fit(self, part: Part, method: str, options: Options) -> None:
         order, sizes = self._order()
@@ -71,9 +73,26 @@ class Weight:
         dense = fitted.dense().reshape(sizes).transpose(np.argsort(order))
         self.dense[self._at(part)] = dense
 
-    def quantised(self, bits: int, block: int, activations: str | None) -> Any:
-        """The value, of all parts. A part that met nothing is an error."""
-        stack = self.record.axes.stack
+    def sizes(self, block: int | None) -> tuple[int, ...]:
+        """The sizes of blocks of so many entries along the axes that are summed, or of all."""
+        return sizes_along(self._summed(), self.count() if block is None else block)
+
+    def blocks(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """How many rows each block has, if blocks have these sizes."""
+        lengths = (
+            [min(size, n - start) for start in range(0, n, size)]
+            for n, size in zip(self._summed(), sizes, strict=True)
+        )
+        return tuple(map(math.prod, itertools.product(*lengths)))
+
+    def _summed(self) -> list[int]:
+        return [self.dense.shape[i] for i in self.record.axes.summed]
+
+    def quantised(
+        self, bits: int, sizes: Sequence[int], activations: str | None
+    ) -> Quantised | Concatenated | Product:
+        """The value, of all parts, in blocks of these sizes. A part that met nothing is an error."""
+        stack, _, summed = self.record.axes
         parts = list(itertools.product(*(range(self.dense.shape[i]) for i in stack)))
         missing = [part for part in parts if part not in self._fits]
         if missing:
@@ -82,54 +101,46 @@ class Weight:
                 f"{missing[0]} of its axes {stack}. Give more data, or leave it out by where."
             )
         fits = [self._fits[part] for part in parts]
-        codes = jnp.asarray(self._array([fit.codes for fit in fits], 1))
-        scale = jnp.asarray(self._array([fit.scale for fit in fits], block), self.dtype)
-        v: Any = Quantised.from_integers(codes, scale, bits=bits)
-        v = Quantised(v.q, v.scale, None, activations)
+        codes = jnp.asarray(self._array([fit.codes for fit in fits], [1 for _ in summed]))
+        scale = jnp.asarray(self._array([fit.scale for fit in fits], sizes), self.dtype)
+        of_axes = dict(zip(summed, sizes, strict=True))
+        steps = [of_axes.get(i, 1) for i in range(codes.ndim)]
+
+        def in_format(where: tuple[slice, ...]) -> Quantised:
+            pairs = zip(where, steps, strict=True)
+            of_blocks = tuple(slice(at.start // n, -(-at.stop // n)) for at, n in pairs)
+            v = Quantised.from_integers(codes[where], scale[of_blocks], bits=bits)
+            return Quantised(v.q, v.scale, None, activations)
+
+        v = in_whole_blocks(codes.shape, steps, in_format)
         rows = [x.rows for x in fits if x.rows is not None]
         return self._with_rows(v, np.array(rows)) if rows else v
 
-    def _array(self, matrices: Sequence[np.ndarray], block: int) -> np.ndarray:
+    def _array(self, matrices: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
         """One array of the matrices of all parts, in which a row stands for a block."""
         stack, kept, summed = self.record.axes
         lengths = [self.dense.shape[i] for i in stack]
-        rows = blocks_of([self.dense.shape[i] for i in summed], block)
+        rows = [-(-n // size) for n, size in zip(self._summed(), sizes, strict=True)]
         columns = [self.dense.shape[i] for i in kept]
         whole = np.stack(matrices).reshape(*lengths, *rows, *columns)
         return whole.transpose(np.argsort([*stack, *summed, *kept]))
 
-    def _with_rows(self, v: Quantised, rows: np.ndarray) -> Product:
+    def _with_rows(self, v: Any, rows: np.ndarray) -> Product:
         stack, _, (summed,) = self.record.axes
         lengths = [self.dense.shape[i] for i in stack]
         diagonal = Diagonal(jnp.asarray(1 / rows.reshape(*lengths, -1), self.dtype))
         return Product((diagonal, v) if summed == v.ndim - 2 else (v, diagonal))
 
-    def check(self, method: str, block: int) -> None:
-        """Raise `ValueError` if the method or the blocks do not fit the weight."""
+    def check(self, method: str) -> None:
+        """Raise `ValueError` if the method does not fit the weight."""
         stack, kept, summed = self.record.axes
-        name = f"calibrate: the weight {self.record.path}, of shape {self.dense.shape},"
-        sizes = [self.dense.shape[i] for i in summed]
-        if math.prod(blocks_of(sizes, block)) * block != math.prod(sizes):
-            raise ValueError(
-                f"{name} is summed along axes of lengths {sizes}, which do not consist of whole "
-                f"blocks of {block}."
-            )
         is_matrix = len(summed) == len(kept) == 1 and stack == tuple(range(len(stack)))
         if method != "gptq" and not is_matrix:
             raise ValueError(
-                f"{name} is no matrix, or stack of matrices, in its products, as {method} needs it: "
-                f"they sum the axes {summed} and keep {kept}."
+                f"calibrate: the weight {self.record.path}, of shape {self.dense.shape}, is no "
+                f"matrix, or stack of matrices, in its products, as {method} needs it: they sum "
+                f"the axes {summed} and keep {kept}."
             )
-
-
-def blocks_of(sizes: Sequence[int], block: int) -> list[int]:
-    """How many blocks there are along each axis, if runs of ``block`` entries are blocks."""
-    counts = []
-    for n in reversed(sizes):
-        common = math.gcd(block, n)
-        counts.append(n // common)
-        block = block // common if common == n else 1
-    return counts[::-1]
 
 
 def fitted_to(
@@ -161,12 +172,13 @@ def fitted_to(
         jax.effects_barrier()
 
     run_all(None)
+    for weight in weights.values():
+        weight.check(method)
+    sizes = {i: weight.sizes(block) for i, weight in weights.items()}
     options = {
-        i: Options(2 ** (bits - 1) - 1, block or w.count(), ranges)
-        for i, w in weights.items()
+        i: Options(2 ** (bits - 1) - 1, weight.blocks(sizes[i]), ranges)
+        for i, weight in weights.items()
     }
-    for i, weight in weights.items():
-        weight.check(method, options[i].block)
     rounds = _rounds(weights, order)
     names = [", ".join(paths[i] for i in of) for of in rounds]
     for turns, _ in zip(rounds, shown(names, progress), strict=True):
@@ -176,7 +188,7 @@ def fitted_to(
                 weights[i].fit(part, method, options[i])
     activations = "dynamic" if method == "smoothquant" else None
     for i, weight in weights.items():
-        leaves[i] = weight.quantised(bits, options[i].block, activations)
+        leaves[i] = weight.quantised(bits, sizes[i], activations)
     return tree_unflatten(treedef, leaves)
 
 

@@ -6,7 +6,7 @@ what it was multiplied with. They run in NumPy, since each row depends on those 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,23 +17,25 @@ from .gathered import Inputs
 class Fitted(NamedTuple):
     """Integers of shape (k, n), scales of blocks of rows, and what the rows were multiplied with.
 
-    The weight is ``codes * scale / rows``, with a number for each row, or None for one.
+    The weight is ``codes * scale / rows``, with a number for each row, or None for one. ``blocks``
+    has the number of rows of each block.
     """
 
     codes: np.ndarray
     scale: np.ndarray
+    blocks: Sequence[int]
     rows: np.ndarray | None = None
 
     def dense(self) -> np.ndarray:
-        w = self.codes * np.repeat(self.scale, len(self.codes) // len(self.scale), 0)
+        w = self.codes * np.repeat(self.scale, self.blocks, 0)
         return w if self.rows is None else w / self.rows[:, None]
 
 
 class Options(NamedTuple):
-    """The largest integer, the rows of a block, the range of a block, and the damping of GPTQ."""
+    """The largest integer, the rows of each block, their ranges, and the damping of GPTQ."""
 
     top: int
-    block: int
+    blocks: Sequence[int]
     ranges: Any = "max"
     damping: float = 0.01
 
@@ -70,10 +72,10 @@ def _codes(w: np.ndarray, scale: np.ndarray, top: int) -> np.ndarray:
 
 def nearest(w: np.ndarray, inputs: Inputs, options: Options) -> Fitted:
     """Each entry rounded to the nearest."""
-    blocks = w.reshape(-1, options.block, w.shape[1])
+    blocks = np.split(w, np.cumsum(options.blocks)[:-1])
     scale = np.stack([_scale(ranges_of(block, options), options.top) for block in blocks])
-    codes = _codes(w, np.repeat(scale, options.block, 0), options.top)
-    return Fitted(codes.astype(np.int8), scale)
+    codes = _codes(w, np.repeat(scale, options.blocks, 0), options.top)
+    return Fitted(codes.astype(np.int8), scale, options.blocks)
 
 
 # So many rows are rounded before what they leave is taken to all rows below.
@@ -96,21 +98,23 @@ def gptq(w: np.ndarray, inputs: Inputs, options: Options) -> Fitted:
     w, count = w.astype(np.float64), len(w)
     upper = _factor(inputs.gram, options.damping)
     codes, scales = np.zeros(w.shape, np.int8), []
+    ends = np.cumsum(options.blocks)
+    end_of = dict(zip(ends - options.blocks, ends, strict=True))
     for start in range(0, count, _ROWS_AT_ONCE):
         stop = min(start + _ROWS_AT_ONCE, count)
         errors = np.zeros((stop - start, w.shape[1]))
         for i in range(start, stop):
-            if i % options.block == 0:
+            if i in end_of:
                 # Rows of the block below have not seen the errors since ``start`` yet.
-                block = w[i : i + options.block].copy()
-                late = slice(max(stop, i), i + options.block)
+                block = w[i : end_of[i]].copy()
+                late = slice(max(stop, i), end_of[i])
                 block[late.start - i :] -= upper[start:i, late].T @ errors[: i - start]
                 scales.append(_scale(ranges_of(block, options), options.top))
             codes[i] = _codes(w[i], scales[-1], options.top)
             errors[i - start] = (w[i] - codes[i] * scales[-1]) / upper[i, i]
             w[i + 1 : stop] -= np.outer(upper[i, i + 1 : stop], errors[i - start])
         w[stop:] -= upper[start:stop, stop:].T @ errors
-    return Fitted(codes, np.stack(scales))
+    return Fitted(codes, np.stack(scales), options.blocks)
 
 
 def _factor(gram: np.ndarray, damping: float) -> np.ndarray:

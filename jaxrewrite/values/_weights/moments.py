@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.random_keys import check_key
-from .coded import blockwise, of_blocks, relative, scale_in, with_nan
+from .coded import blockwise, of_blocks, relative, scale_in, sizes_along, with_nan
 from .float8 import DTYPES, Float8
 
 
@@ -139,11 +139,8 @@ def _is_floating(x: Any) -> bool:
 
 def _sizes(shape: Sequence[int], block: int) -> tuple[int, ...]:
     """The sizes of blocks that divide the last axes and have so many entries at most."""
-    sizes = []
-    for n in reversed(shape):
-        sizes.append(max(k for k in range(1, min(n, block) + 1) if n % k == 0))
-        block = block // sizes[-1] if sizes[-1] == n else 1
-    return tuple(sizes[::-1])
+    divisor = lambda block, n: max(k for k in range(1, min(n, block) + 1) if n % k == 0)
+    return sizes_along(shape, block, divisor)
 
 
 def _moment(x: Any, dtype: str, block: int, key: Any) -> Moment:

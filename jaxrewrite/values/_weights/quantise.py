@@ -14,8 +14,8 @@ from jax.tree_util import tree_unflatten
 from .._base.chosen import chosen_leaves, leaves_by_path
 from .._base.progress import Progress, shown
 from .._base.structured import is_value
-from .coded import sizes_asked
-from .concatenated import Concatenated
+from .coded import sizes_along, sizes_asked
+from .concatenated import Concatenated, in_whole_blocks
 from .float8 import DTYPES, Float8
 from .microscaled import FORMATS as MICROSCALED, Microscaled
 from .nf4 import NF4
@@ -184,12 +184,13 @@ def quantised_along(axes: WeightAxes, w: Any, bits: Any, options: dict[str, Any]
         )
     block = options.get("block", DEFAULT_BLOCKS.get(bits))
     summed = math.prod(w.shape[i] for i in axes.rows)
-    sizes, left = [1] * w.ndim, summed if block is None else block
-    for i in reversed(axes.rows):  # Neighbours are along the last of them.
-        n = w.shape[i]
-        sizes[i] = min(left, n) if asked is not None else _near(left, n)
-        left = left // sizes[i] if sizes[i] == n else 1
-    return _quantised(w, bits, {**options, "block": tuple(sizes)})
+    lengths = [w.shape[i] for i in axes.rows]
+    along = sizes_along(
+        lengths, summed if block is None else block, _near if asked is None else min
+    )
+    sizes = dict(zip(axes.rows, along, strict=True))
+    own = tuple(sizes.get(i, 1) for i in range(w.ndim))
+    return _quantised(w, bits, {**options, "block": own})
 
 
 def _near(block: int, n: int) -> int:
@@ -209,13 +210,13 @@ def _quantised(leaf: Any, bits: Any, options: dict[str, Any]) -> Any:
         return _in_format(leaf, bits, options)
     pairs = zip(sizes_asked("quantise", shape, block), shape, strict=True)
     sizes = tuple(min(size, n) for size, n in pairs)
-    axis = next((i for i, n in enumerate(shape) if sizes[i] > 0 and n % sizes[i]), None)
-    own = {**options, "block": sizes}
-    if axis is None:
-        return _in_format(leaf, bits, own)
-    parts = jnp.split(jnp.asarray(leaf), [shape[axis] - shape[axis] % sizes[axis]], axis)
-    in_format = tuple(_quantised(part, bits, own) for part in parts)
-    return Concatenated(in_format, axis - len(shape))
+
+    def part(where: tuple[slice, ...]) -> Any:
+        w = jnp.asarray(leaf)[where]
+        own = tuple(map(min, sizes, w.shape))
+        return _in_format(w, bits, {**options, "block": own})
+
+    return in_whole_blocks(shape, sizes, part)
 
 
 def _in_format(leaf: Any, bits: Any, options: dict[str, Any]) -> Any:

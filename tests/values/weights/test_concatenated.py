@@ -89,6 +89,22 @@ def test_blocks_that_divide_make_no_parts():
     assert of(w[:20], "nf4").scale_q.shape == (1, 4)  # One block, which is short.
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda w: Quantised.quantise(w, block=64),
+        lambda w: NF4.quantise(w),
+        lambda w: Float8.quantise(w, block=64),
+        lambda w: Microscaled.quantise(w),
+    ],
+)
+def test_a_format_itself_has_blocks_of_one_size_and_says_what_has_not(make):
+    with pytest.raises(
+        ValueError, match=r"jaxrewrite\.values\.quantise makes the last block"
+    ):
+        make(normal(100, 3))
+
+
 def test_two_axes_have_short_blocks():
     w = normal(5, 7)
     v = of(w, block=(2, 3))

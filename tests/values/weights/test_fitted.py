@@ -8,7 +8,14 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite import MaterialisationWarning
-from jaxrewrite.values import Product, Quantised, calibrate
+from jaxrewrite.values import (
+    Concatenated,
+    Diagonal,
+    Product,
+    Quantised,
+    calibrate,
+    quantise,
+)
 from jaxrewrite.values._weights import fitted as fitted_weights
 from jaxrewrite.values._weights.fitted import (
     Options,
@@ -38,7 +45,12 @@ def normal(*shape, seed=1):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def optimal_updates(w, hessian, top, block):
+def blocks_of(k, block):
+    """The rows of each block, of which the last may be shorter."""
+    return [min(block, k - start) for start in range(0, k, block)]
+
+
+def optimal_updates(w, hessian, top, blocks):
     """Each row is rounded; those below take the best change, by the inverse of what is left.
 
     Equation 3 of E. Frantar, D. Alistarh (2022), Optimal Brain Compression, arXiv:2208.11580, in the
@@ -46,29 +58,33 @@ def optimal_updates(w, hessian, top, block):
     """
     w = w.astype(np.float64)
     hessian = hessian + 0.01 * np.diag(hessian).mean() * np.eye(len(w))
-    rounded = np.zeros_like(w)
+    rounded, starts = np.zeros_like(w), list(np.cumsum(blocks) - blocks)
     for i in range(len(w)):
-        if i % block == 0:
-            scale = np.float32(abs(w[i : i + block]).max(0) / top)
+        if i in starts:
+            size = blocks[starts.index(i)]
+            scale = np.float32(abs(w[i : i + size]).max(0) / top)
         rounded[i] = np.clip(np.round(w[i] / scale), -top, top) * scale
         inverse = np.linalg.inv(hessian[i:, i:])
         w[i:] -= np.outer(inverse[:, 0] / inverse[0, 0], w[i] - rounded[i])
     return rounded
 
 
-@pytest.mark.parametrize(("k", "block"), [(12, 4), (12, 12), (20, 10)])
+@pytest.mark.parametrize(("k", "block"), [(12, 4), (12, 12), (20, 10), (19, 8)])
 def test_gptq_is_the_best_change_of_the_rows_below(k, block, monkeypatch):
     monkeypatch.setattr(fitted_weights, "_ROWS_AT_ONCE", 5)
     x, w = correlated(2 * k, k), normal(k, 3)
-    fitted = gptq(w, inputs_of(x), Options(7, block))
-    wanted = optimal_updates(w, (x.T @ x).astype(np.float64), 7, block)
+    fitted = gptq(w, inputs_of(x), Options(7, blocks_of(k, block)))
+    wanted = optimal_updates(w, (x.T @ x).astype(np.float64), 7, blocks_of(k, block))
     np.testing.assert_allclose(fitted.dense(), wanted, atol=1e-5)
 
 
 def test_gptq_changes_the_product_less_than_rounding_to_the_nearest():
     x, w = correlated(128, 64), normal(64, 16)
     for block in (64, 16):
-        fits = [fit(w, inputs_of(x), Options(7, block)) for fit in (gptq, nearest)]
+        fits = [
+            fit(w, inputs_of(x), Options(7, blocks_of(64, block)))
+            for fit in (gptq, nearest)
+        ]
         error, of_nearest = (np.linalg.norm(x @ (w - fit.dense())) for fit in fits)
         assert error < 0.8 * of_nearest
 
@@ -76,14 +92,14 @@ def test_gptq_changes_the_product_less_than_rounding_to_the_nearest():
 def test_gptq_rounds_rows_that_met_zeros_to_the_nearest():
     x, w = correlated(20, 6), normal(6, 3)
     x[:, 2] = 0
-    fitted = gptq(w, inputs_of(x), Options(7, 1))
-    plain = nearest(w, inputs_of(x), Options(7, 1))
+    fitted = gptq(w, inputs_of(x), Options(7, [1] * 6))
+    plain = nearest(w, inputs_of(x), Options(7, [1] * 6))
     np.testing.assert_array_equal(fitted.dense()[2], plain.dense()[2])
 
 
 def test_awq_takes_the_best_of_the_strengths():
     x, w = correlated(64, 8) * 2.0 ** np.arange(8, dtype=np.float32), normal(8, 5)
-    fitted = awq(w, inputs_of(x), Options(3, 8))
+    fitted = awq(w, inputs_of(x), Options(3, [8]))
     errors = []
     for strength in np.arange(20) / 20:
         s = (abs(x).mean(0) / abs(x).mean(0).max()) ** strength
@@ -100,7 +116,7 @@ def test_awq_takes_the_best_of_the_strengths():
 
 def test_smoothquant_is_equation_4():
     x, w = correlated(64, 8), normal(8, 5)
-    fitted = smoothquant(w, inputs_of(x), Options(127, 8))
+    fitted = smoothquant(w, inputs_of(x), Options(127, [8]))
     s = abs(x).max(0) ** 0.5 / abs(w).max(1) ** 0.5
     np.testing.assert_allclose(fitted.rows, s, rtol=1e-5)
     step = abs(s[:, None] * w).max(0) / 127
@@ -109,7 +125,7 @@ def test_smoothquant_is_equation_4():
 
 def test_ranges_of_blocks():
     w = np.array([[4.0, 0.1], [0.1, 0.1], [0.1, 0.0], [0.1, 0.1]], np.float32)
-    of = lambda ranges: ranges_of(w, Options(1, 4, ranges))
+    of = lambda ranges: ranges_of(w, Options(1, [4], ranges))
     rms = np.sqrt((w**2).mean(0))
     np.testing.assert_allclose(of("max"), [4, 0.1])
     np.testing.assert_allclose(of(("max", 0.5)), [2, 0.05])
@@ -153,7 +169,7 @@ def test_each_weight_of_a_program_meets_what_those_before_it_make():
         """What was made of a weight, which is the formula's for what the weight met."""
         met = np.asarray(met, np.float64)
         matrix = w.reshape(met.shape[1], -1)
-        wanted = optimal_updates(matrix, met.T @ met, 3, 4)
+        wanted = optimal_updates(matrix, met.T @ met, 3, blocks_of(len(matrix), 4))
         np.testing.assert_allclose(own, wanted.reshape(w.shape), atol=2e-4)
         return own
 
@@ -187,6 +203,58 @@ def test_scaled_rows_are_a_lazy_product(method):
     np.testing.assert_allclose(got, wanted, atol=0.05 * abs(wanted).max())
 
 
+@pytest.mark.parametrize(
+    ("method", "block", "lengths", "blocks"),
+    [
+        ("gptq", 3, (6, 2), [2, 1]),
+        ("awq", 3, (6, 2), [2, 1]),
+        ("smoothquant", 5, (5, 3), [1, 1]),  # each a product of integers
+    ],
+)
+def test_the_last_block_of_what_is_summed_may_be_shorter(method, block, lengths, blocks):
+    """Of a matrix, of a transposed one, and of the layers of a scan."""
+    x = jnp.asarray(correlated(40, K))
+
+    def program(p, x):
+        x, _ = lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, p["layers"])
+        return x @ p["a"] + x @ p["b"].T
+
+    shapes = {"a": (K, 3), "b": (3, K), "layers": (2, K, K)}
+    params = {name: jnp.asarray(normal(*shape)) for name, shape in shapes.items()}
+    fit = calibrate(program, method=method, where=EVERY, bits=8, block=block)
+    values = fit(params, [x])
+    axes = {"a": -2, "b": -1, "layers": -2}
+    for name, v in values.items():
+        if method != "gptq":
+            assert isinstance(v, Product)
+            (v,) = (f for f in v.factors if not isinstance(f, Diagonal))
+        assert isinstance(v, Concatenated) and (v.axis, v.lengths) == (axes[name], lengths)
+        assert [part.scale.shape[axes[name]] for part in v.parts] == blocks
+        assert all(isinstance(part, Quantised) for part in v.parts)
+    for name, w in params.items():
+        np.testing.assert_allclose(values[name].materialise(), w, atol=0.1)
+    got = jaxrewrite.transform(program, materialise="forbid")(values, x)
+    of_dense = program(jaxrewrite.materialise(values), x)
+    # What weights of SmoothQuant meet is rounded, too.
+    np.testing.assert_allclose(got, of_dense, atol=0.1 if method == "smoothquant" else 1e-5)
+
+
+def test_short_blocks_of_two_axes_that_are_summed():
+    """A block goes on to the next head only if it has all of one."""
+    x, w = correlated(30, 3 * 4), normal(3, 4, 5)
+    hessian = (x.T @ x).astype(np.float64)
+    program = lambda w, x: jnp.einsum("ths,hso->to", x.reshape(-1, 3, 4), w)
+    for block, shapes, blocks in (
+        (3, [(3, 1, 5), (3, 1, 5)], 3 * [3, 1]),
+        (8, [(1, 1, 5), (1, 1, 5)], [8, 4]),
+    ):
+        fit = calibrate(program, method="gptq", where=EVERY, bits=3, block=block)
+        v = fit(jnp.asarray(w), [jnp.asarray(x)])
+        assert [part.scale.shape for part in v.parts] == shapes
+        wanted = optimal_updates(w.reshape(12, 5), hessian, 3, blocks)
+        np.testing.assert_allclose(v.materialise(), wanted.reshape(w.shape), atol=2e-4)
+
+
 def test_weights_that_meet_the_same_array_are_taken_together():
     shown = []
     program = lambda p, x: jnp.tanh(x @ p["q"] + x @ p["k"]) @ p["v"]
@@ -205,7 +273,6 @@ def test_weights_that_meet_the_same_array_are_taken_together():
     [
         (lambda w, x: x + w[0], {}, "met no floating array in a product"),
         (lambda w, x: x @ w + x @ w.T, {}, "different axes by different products"),
-        (lambda w, x: x @ w, {"block": 3}, "do not consist of whole blocks of 3"),
         (
             lambda w, x: jnp.einsum("tb,abk->tak", x[:, :4], w.reshape(2, 4, K)),
             {},
@@ -227,6 +294,10 @@ def test_what_can_not_be_fitted_is_an_error(program, options, message):
     [
         ({"method": "best"}, "method is 'best'"),
         ({"bits": 4}, "bits is for method"),
+        (
+            {"method": "gptq", "where": EVERY, "block": 0},
+            "block is 0; it must be a positive",
+        ),
         ({"method": "gptq"}, "gptq needs where"),
         ({"ranges": "search"}, "ranges is 'search'"),
         ({"ranges": ("rms", -1)}, "ranges is"),
@@ -235,6 +306,17 @@ def test_what_can_not_be_fitted_is_an_error(program, options, message):
 def test_options_that_do_not_fit(options, message):
     with pytest.raises(ValueError, match=message):
         calibrate(model, **options)
+
+
+def test_ranges_of_activations_of_weights_with_a_short_block():
+    """Each part multiplies some of what the weight meets, and has the range of that."""
+    x = jnp.array([[1.0, -4.0, 1.0, 2.0, 0.5], [1.0, 0.0, 1.0, 0.5, 1.0]])
+    w = quantise(jnp.ones((5, 4)), EVERY, block=3)
+    fitted = calibrate(lambda v, x: x @ v)(w, [x])
+    assert [part.activations for part in fitted.parts] == ["static"] * 2
+    assert [float(part.activation_range.max()) for part in fitted.parts] == [4, 2]
+    got = jaxrewrite.transform(lambda v, x: x @ v, materialise="forbid")(fitted, x)
+    np.testing.assert_allclose(got, x @ jnp.ones((5, 4)), atol=0.05)
 
 
 def test_ranges_of_activations():
