@@ -154,6 +154,17 @@ def test_what_carries_more_than_numbers_stays():
     assert_same(result.array, random(0, 2048, 256) @ jaxrewrite.materialise(inside.array))
 
 
+def test_what_a_rule_makes_of_numbers_may_carry_more():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("sin")
+    def _(w: Lora, **params):
+        return Unitful(jnp.linalg.inv(w.w), "m")  # It takes longer than the sine.
+
+    found = jax.eval_shape(transform(jnp.sin, rules=rules, materialise="cheapest"), lora())
+    assert type(found) is Unitful
+
+
 def test_a_type_that_forbids_it_stays():
     class Factors(jaxrewrite.ArrayValue):
         a: jax.Array

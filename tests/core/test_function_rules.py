@@ -457,6 +457,19 @@ def test_functions_that_call_one(asked):
     assert asked == [rows, squares, renamed]
 
 
+def test_a_function_with_a_derivative_within_a_call_stands_for_it_alone_too(asked):
+    rules = jaxrewrite.Rules()
+    staged = jax.jit(soft)
+
+    @rules.register(staged)
+    def _(v: Twice, y: ArrayLike):
+        asked.append("soft")
+        return Twice(staged(2 * v.half, y) / 2)
+
+    check(rules, lambda v: soft(v, X), V)
+    assert asked == ["soft"]
+
+
 def test_one_rule_for_several_functions(asked):
     rules = jaxrewrite.Rules()
 
@@ -545,6 +558,25 @@ def test_functions_of_one_line_that_differ(asked, make):
 def test_part_of_a_function_is_not_the_function(rules, asked):
     """What `jax.checkpoint` and `jax.linearize` make of a call has other results."""
     check(rules, lambda v: jax.linearize(total, v)[1](X), V, policy="allow")
+    assert asked == []
+
+
+def test_calls_that_write_to_a_reference_are_left_as_they_are(asked):
+    """A rule returns results, and does not write."""
+
+    @jax.jit
+    def put(ref, x):
+        ref[...] = x
+        return x + 1
+
+    rules = jaxrewrite.Rules()
+    rules.register(put)(lambda ref, v: asked.append(v))
+
+    def program(v):
+        ref = jax.new_ref(jnp.zeros_like(X))
+        return put(ref, v), ref[...]
+
+    check(rules, program, V, policy="allow")
     assert asked == []
 
 
