@@ -250,6 +250,17 @@ def test_the_gradient_has_a_choice_of_its_own():
     assert len(dots_of_gradient("cheapest", 256)) > 1
 
 
+def test_each_operand_has_a_gradient_of_its_own_choice():
+    """By the factors it is by thin products, and by the array it is with the merged weight."""
+    w, x = lora(rank=8), random(0, 2048, 256)
+    implicit = transform(jnp.matmul, materialise="cheapest")
+    loss = lambda x, ab: jnp.sin(implicit(x, Lora(w.w, *ab))).sum()
+    jaxpr = jax.make_jaxpr(jax.grad(loss, (0, 1)))(x, (w.a, w.b))
+    found = [e for e in equations(jaxpr) if e.primitive.name == "dot_general"]
+    assert [e.outvars[0].aval.shape for e in found].count(x.shape) == 2
+    assert [e.outvars[0].aval.shape for e in found].count(w.shape) == 1
+
+
 def test_the_gradient_of_a_product_that_reads_a_transposed_weight():
     """A hook gives the product the weight itself, whose axes are in another order."""
     v, x = Quantised.quantise(random(0, 7, 5)), random(1, 7, 2)

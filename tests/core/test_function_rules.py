@@ -502,6 +502,29 @@ def test_a_field_that_is_a_value(rules, asked):
     assert asked == ["box", "slogdet", "box", "slogdet"]
 
 
+def test_a_value_beside_an_array_within_has_no_tangent_for_rules(rules, asked):
+    class Shifted(jaxrewrite.ArrayValue):
+        content: Twice
+        shift: Array
+
+        def materialise(self):
+            return self.content + self.shift
+
+        def lift_tangent(self, tangent):
+            return Shifted(Twice(tangent / 2), jnp.zeros_like(self.shift))
+
+    @rules.register(total)
+    def _(v: Shifted):
+        asked.append("shifted")
+        return total(v.content + v.shift)
+
+    v = Shifted(V, X[0])
+    check(rules, total, v, policy="allow")
+    assert asked == ["shifted"]
+    check(rules, lambda v: jax.jvp(total, (v,), (X,)), v, policy="allow")
+    assert asked == ["shifted"]
+
+
 def test_the_tables_in_force(rules, asked):
     check(None, lambda v: jnp.linalg.slogdet(v), V, policy="allow")
     assert asked == []
