@@ -601,6 +601,9 @@ def test_a_match_reaches_through_calls_that_return_what_they_get():
     rules = table((before, before))
     assert answers(fn, rules, X) == ["before"]
     assert answers(lambda x: jax.jit(fn)(x) + before(x), rules, X) == ["before"] * 2
+    # What is returned may be an argument of the program, which no equation makes.
+    of_given = table((jnp.tanh, lambda x: jnp.tanh(x)))
+    assert answers(lambda x: jnp.tanh(through(x, x)[0]), of_given, X) == ["<lambda>"]
     # A body that another match reaches out of is inlined, with the match in it.
     square = lambda x: jnp.sin(x * x)  # noqa: E731
     both = table((before, before), (square, square))
