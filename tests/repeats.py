@@ -27,6 +27,11 @@ LISTED = pathlib.Path(__file__).with_suffix(".txt")
 ELSEWHERE = (
     *("tests/testing/", "tests/sweep/", "tests/mutation/", "docs/"),
     *("tests/patterns/", "tests/higher_order/test_families.py"),
+    *(
+        "tests/core/test_patterns.py",
+        "tests/core/test_same.py",
+        "tests/core/test_written.py",
+    ),
 )
 # Shorter cases are not worth a line of the list.
 SECONDS = 0.02

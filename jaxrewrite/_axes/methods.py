@@ -57,12 +57,12 @@ METHODS = {f.__name__: f for f in (sliceable, leaf_specs)}
 
 def stack_of(value: Any, size: int) -> Any:
     """The stack that a value with the metadata of one, and with stacked leaves, stands for."""
-    return _with_batch(value, lambda batch: (size, *batch))
+    return _with_batch(value, lambda sizes: (size, *sizes))
 
 
 def element_of(value: Any) -> Any:
     """The element that a value with the metadata of a stack, and sliced leaves, stands for."""
-    return _with_batch(value, lambda batch: batch[1:])
+    return _with_batch(value, lambda sizes: sizes[1:])
 
 
 def on_leaf(fn: Any, leaf: Any, *others: Any) -> Any:
@@ -104,7 +104,10 @@ def takes_batch(axes: Axes) -> bool:
 
 
 def _with_batch(value: Any, change: Any) -> Any:
-    """The value with other batch axes in the static fields that hold their sizes."""
+    """The value with other batch axes in the static fields that hold their sizes.
+
+    ``change`` gets the sizes from the first batch axis on.
+    """
     axes = axes_of(type(value))
     if axes is None:
         return value
@@ -114,11 +117,8 @@ def _with_batch(value: Any, change: Any) -> Any:
     children = leaves_of(value)
     new = children.rebuilt(children.leaves)
     for field, names in holding.items():
-        sizes, named = getattr(value, field), len(names) - 1
-        at = names.index(BATCH)
-        stop = len(sizes) - (named - at)
-        all_sizes = (*sizes[:at], *change(sizes[at:stop]), *sizes[stop:])
-        object.__setattr__(new, field, all_sizes)
+        sizes, at = getattr(value, field), names.index(BATCH)
+        object.__setattr__(new, field, (*sizes[:at], *change(sizes[at:])))
     return new
 
 

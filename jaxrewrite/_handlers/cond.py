@@ -97,7 +97,7 @@ def _joined(
         if has_zeros(joined_at(k).like()):
             for source, before in zip(sources, plain, strict=True):
                 source[k] = before
-    return sources, list(map(joined_at, range(len(sources[0]))))
+    return sources, list(map(joined_at, range(len(site.outvars))))
 
 
 def _differ(structures: Sequence[Structure]) -> bool:

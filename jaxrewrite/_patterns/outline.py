@@ -394,10 +394,8 @@ def inlined_frames(replacements: Iterable[_Replacement]) -> set[Frame]:
         reaching: list[_Replacement] = []
         rest: list[_Replacement] = []
         for replacement in pending:
-            stays = (
-                replacement.match.is_within_call()
-                and not replacement.match.frames() <= inlined
-            )
+            match = replacement.match
+            stays = match.is_within_call() and match.frames().isdisjoint(inlined)
             (rest if stays else reaching).append(replacement)
         if not reaching:
             return inlined

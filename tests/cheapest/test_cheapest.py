@@ -155,6 +155,17 @@ def test_what_carries_more_than_numbers_stays():
     assert_same(result.array, random(0, 2048, 256) @ jaxrewrite.materialise(inside.array))
 
 
+def test_what_a_rule_makes_of_numbers_may_carry_more():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("sin")
+    def _(w: Lora, **params):
+        return Unitful(jnp.linalg.inv(w.w), "m")  # It takes longer than the sine.
+
+    found = jax.eval_shape(transform(jnp.sin, rules=rules, materialise="cheapest"), lora())
+    assert type(found) is Unitful
+
+
 def test_a_type_that_forbids_it_stays():
     class Factors(jaxrewrite.ArrayValue):
         a: jax.Array
@@ -247,6 +258,17 @@ def test_the_gradient_has_a_choice_of_its_own():
     assert len(dots_of_gradient("cheapest", 8)) == 1
     # With factors of full rank, the cotangent of the merged weight is cheaper.
     assert len(dots_of_gradient("cheapest", 256)) > 1
+
+
+def test_each_operand_has_a_gradient_of_its_own_choice():
+    """By the factors it is by thin products, and by the array it is with the merged weight."""
+    w, x = lora(rank=8), random(0, 2048, 256)
+    implicit = transform(jnp.matmul, materialise="cheapest")
+    loss = lambda x, ab: jnp.sin(implicit(x, Lora(w.w, *ab))).sum()
+    jaxpr = jax.make_jaxpr(jax.grad(loss, (0, 1)))(x, (w.a, w.b))
+    found = [e for e in equations(jaxpr) if e.primitive.name == "dot_general"]
+    assert [e.outvars[0].aval.shape for e in found].count(x.shape) == 2
+    assert [e.outvars[0].aval.shape for e in found].count(w.shape) == 1
 
 
 def test_the_gradient_of_a_product_that_reads_a_transposed_weight():

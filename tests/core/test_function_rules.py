@@ -457,6 +457,19 @@ def test_functions_that_call_one(asked):
     assert asked == [rows, squares, renamed]
 
 
+def test_a_function_with_a_derivative_within_a_call_stands_for_it_alone_too(asked):
+    rules = jaxrewrite.Rules()
+    staged = jax.jit(soft)
+
+    @rules.register(staged)
+    def _(v: Twice, y: ArrayLike):
+        asked.append("soft")
+        return Twice(staged(2 * v.half, y) / 2)
+
+    check(rules, lambda v: soft(v, X), V)
+    assert asked == ["soft"]
+
+
 def test_one_rule_for_several_functions(asked):
     rules = jaxrewrite.Rules()
 
@@ -487,6 +500,29 @@ def test_a_field_that_is_a_value(rules, asked):
     check(rules, jnp.linalg.slogdet, Box(V))
     check(rules, jax.vmap(jnp.linalg.slogdet), Box(STACK))
     assert asked == ["box", "slogdet", "box", "slogdet"]
+
+
+def test_a_value_beside_an_array_within_has_no_tangent_for_rules(rules, asked):
+    class Shifted(jaxrewrite.ArrayValue):
+        content: Twice
+        shift: Array
+
+        def materialise(self):
+            return self.content + self.shift
+
+        def lift_tangent(self, tangent):
+            return Shifted(Twice(tangent / 2), jnp.zeros_like(self.shift))
+
+    @rules.register(total)
+    def _(v: Shifted):
+        asked.append("shifted")
+        return total(v.content + v.shift)
+
+    v = Shifted(V, X[0])
+    check(rules, total, v, policy="allow")
+    assert asked == ["shifted"]
+    check(rules, lambda v: jax.jvp(total, (v,), (X,)), v, policy="allow")
+    assert asked == ["shifted"]
 
 
 def test_the_tables_in_force(rules, asked):
@@ -545,6 +581,25 @@ def test_functions_of_one_line_that_differ(asked, make):
 def test_part_of_a_function_is_not_the_function(rules, asked):
     """What `jax.checkpoint` and `jax.linearize` make of a call has other results."""
     check(rules, lambda v: jax.linearize(total, v)[1](X), V, policy="allow")
+    assert asked == []
+
+
+def test_calls_that_write_to_a_reference_are_left_as_they_are(asked):
+    """A rule returns results, and does not write."""
+
+    @jax.jit
+    def put(ref, x):
+        ref[...] = x
+        return x + 1
+
+    rules = jaxrewrite.Rules()
+    rules.register(put)(lambda ref, v: asked.append(v))
+
+    def program(v):
+        ref = jax.new_ref(jnp.zeros_like(X))
+        return put(ref, v), ref[...]
+
+    check(rules, program, V, policy="allow")
     assert asked == []
 
 

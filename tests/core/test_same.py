@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 from jax.extend import linear_util
 
+from jaxrewrite import _compat
 from jaxrewrite._analyses.same import same, same_equation
 
 
@@ -149,3 +150,35 @@ def test_the_axes_of_a_reduction_come_in_any_order():
 
     assert same(sum_over(0, 1), sum_over(1, 0)) and not same(sum_over(0, 1), sum_over(0, 2))
     assert not same(transposed(0, 2, 1), transposed(1, 0, 2))
+
+
+def with_derivatives(by_jvp):
+    """A function with two results that are the same, and whose derivatives are not."""
+
+    def fn(x):
+        return jnp.sin(x), jnp.sin(x)
+
+    if by_jvp:
+        own = jax.custom_jvp(fn)
+        own.defjvp(lambda xs, tangents: (fn(*xs), (tangents[0], 2 * tangents[0])))
+    else:
+        own = jax.custom_vjp(fn)
+        own.defvjp(lambda x: (fn(x), None), lambda _, ys: (ys[0] + 2 * ys[1],))
+    return own
+
+
+@pytest.mark.parametrize("by_jvp", [True, False])
+def test_calls_of_which_other_results_are_used_have_other_derivatives(by_jvp):
+    fn = with_derivatives(by_jvp)
+
+    def call(used):
+        def program(x):
+            results = fn(x)
+            return [results[i] for i in used]
+
+        return _compat.drop_dead_code(_compat.open_jaxpr(jaxpr(program, 1.0))[0]).eqns[0]
+
+    used = [(0,), (1,), (0, 1)]
+    for one in used:
+        for other in used:
+            assert same_equation(call(one), call(other)) == (one == other)

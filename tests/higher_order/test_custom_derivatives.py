@@ -893,6 +893,43 @@ def test_rules_may_close_over_arrays_of_the_function(fn, no_leak_checks):
         close(allow(jax.grad(fn, 1))(v, 2.0), want)
 
 
+def sine_times(by_jvp):
+    """A function with a rule for derivatives that sees which operands have none."""
+
+    def fn(x, y):
+        return jnp.sin(x) * y
+
+    if by_jvp:
+        own = jax.custom_jvp(fn)
+        rule = lambda xs, tangents: (own(*xs), 10 * jnp.sin(xs[0]) * tangents[1])
+        own.defjvp(rule, symbolic_zeros=True)
+    else:
+        own = jax.custom_vjp(fn)
+        own.defvjp(
+            lambda x, y: (fn(x.value, y.value), x.value),
+            lambda x, ct: (None, 10 * jnp.sin(x) * ct),
+            symbolic_zeros=True,
+        )
+    return own
+
+
+@pytest.mark.parametrize("by_jvp", [True, False])
+def test_constants_of_rules_come_before_the_operands(by_jvp):
+    table = jnp.arange(9.0).reshape(3, 3)
+    rules = jaxrewrite.Rules()
+
+    @rules.register("sin")
+    def _(v: Scaled, **params):
+        return v.x + table
+
+    v = make("scaled")
+    run = jax.value_and_grad(
+        lambda y: transform(sine_times(by_jvp), rules=rules)(v, y).sum()
+    )
+    want = v.x + table
+    close(run(X), ((want * X).sum(), 10 * want))
+
+
 def test_functions_may_close_over_values_leaves():
     """What the function alone closes over becomes an operand of it."""
 

@@ -72,6 +72,27 @@ def test_rules_are_listed_in_the_order_of_the_look_up():
         rules(int)
 
 
+def test_rules_are_listed_before_those_that_they_beat():
+    table = jaxrewrite.Rules()
+
+    @table.register("mul")
+    def of_anything(a: Mass, b, **params):
+        return NotImplemented
+
+    @table.register("mul")
+    def of_two(a: Mass, b: Mass, **params):
+        return NotImplemented
+
+    found = []
+
+    def program(x):
+        found.extend(r.types for r in rules("mul", Mass) if r.rule.file == __file__)
+        return x
+
+    jaxrewrite.transform(program, rules=table)(jnp.ones(2))
+    assert found == [("Mass", "Mass"), ("Mass", "any")]
+
+
 def test_patterns_are_listed_in_the_order_in_which_they_are_tried():
     table = jaxrewrite.Rules()
     for precedence in (0, 2, 1):

@@ -152,6 +152,20 @@ def test_rare_programs_are_those_that_an_array_can_run():
     assert "select_n by itself" in more_programs(numbers((2,), "bool"))
 
 
+def test_programs_that_a_dtype_does_not_have():
+    def names(dtype):
+        x = numbers((2,), dtype)
+        return {*programs(x), *more_programs(x)}
+
+    floats, integers = names("float32"), names("int32")
+    assert floats - names("bfloat16") == {"fft"}
+    assert floats - integers == {
+        *("convert_element_type to bfloat16", "fft", "pow with integers", "round to even"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call that mixes entries"),
+    }
+    assert floats > integers
+
+
 def test_a_tolerance_takes_the_place_of_the_own_one():
     class Rough(ArrayValue):
         x: jax.Array

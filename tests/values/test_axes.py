@@ -509,6 +509,26 @@ def test_a_leaf_without_the_first_axis_is_not_sliced():
     testing.assert_same(rows, v.materialise() - 1)
 
 
+class Sized(ArrayValue):
+    """The sizes of all axes are metadata, which a slice and a stack of it have to follow."""
+
+    x: Array
+    sizes: tuple[int, ...] = jaxrewrite.field(static=True)
+    axes = {"x": "... n", "sizes": "... n"}
+
+    def materialise(self):
+        return jnp.sin(self.x).reshape(self.sizes)
+
+
+def test_sizes_that_are_metadata_follow_slices_and_stacks():
+    v = Sized(numbers((2, 3, 4)), (2, 3, 4))
+    sums = lambda v: lax.scan(lambda c, rows: (c + rows.sum(), None), 0.0, v)[0]
+    jaxpr = jax.make_jaxpr(jaxrewrite.transform(sums, materialise="allow"))(v)
+    assert [eqn.primitive.name for eqn in jaxpr.eqns] == ["scan"]
+    stack = jaxrewrite.transform(lambda v: lax.scan(lambda c, _: (c, v), 0, None, 5)[1])
+    assert jax.eval_shape(stack, v).sizes == (5, 2, 3, 4)
+
+
 # --- meshes, and classes of other libraries -------------------------------------------------
 
 

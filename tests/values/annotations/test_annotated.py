@@ -585,6 +585,12 @@ def test_names_of_results(fn, names):
     np.testing.assert_allclose(got.array, fn(NUMBERS), rtol=1e-5)
 
 
+def test_slices_have_no_name_for_the_first_axis():
+    slices = NAMED.sliceable()
+    assert slices.names == ("b",)
+    assert slices.sliceable() is slices
+
+
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
@@ -970,6 +976,12 @@ BOUNDED_BRIEFLY = [
     *("reductions", "network"),
 ]
 
+BOUNDED_ENTRYWISE = [
+    *("cos", "abs", "square", "floor", "sign", "tanh", "arctan", "cosh", "sinh"),
+    *("negative", "cbrt", "relu", "softplus", "elu", "log", "sqrt", "arcsin"),
+    *("arctan2", "cast"),
+]
+
 
 @pytest.fixture(scope="module")
 def compiled():
@@ -1023,6 +1035,15 @@ def bounds_hold(compiled, centre, radius, where):
 )
 def test_bounds_hold(compiled, centre, radius, where):
     bounds_hold(compiled(tuple(BOUNDED_BRIEFLY)), centre, radius, where)
+
+
+def test_bounds_of_more_functions_hold_on_a_grid(compiled):
+    """On numbers of both signs; the slow test has random ones."""
+    centre = np.linspace(-4, 4, 12, dtype="float32").reshape(3, 4)
+    together = compiled(tuple(BOUNDED_ENTRYWISE))
+    for radius in (0, 0.3, 2.0):
+        for where in (-1, -0.5, 0.3, 1):
+            bounds_hold(together, centre, np.full_like(centre, radius), where)
 
 
 @pytest.mark.slow

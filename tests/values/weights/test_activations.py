@@ -539,6 +539,12 @@ def test_weights_that_round_in_different_ways_are_joined(other, bulk):
         np.testing.assert_array_equal(joined.materialise(), want)
 
 
+def test_weights_that_are_stacked_keep_a_range_each():
+    v, u = (static(weight(normal(8, 4, seed=i), 8, None), 1.0 + i) for i in range(2))
+    stack = jax.eval_shape(forbid(lambda v, u: jnp.stack([v, u])), v, u)
+    assert stack.activation_range.shape == (2, 1, 1)
+
+
 def test_integers_and_weights_without_entries_have_no_range():
     v, empty = (Quantised.quantise(normal(n, 3)) for n in (4, 0))
     x = jnp.ones((2, 4))

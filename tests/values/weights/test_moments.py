@@ -106,6 +106,12 @@ def test_the_state_is_stored_and_restored_exactly(bulk):
     assert_same(optimiser.update(g, restored), optimiser.update(g, state))
 
 
+def test_each_entry_may_have_a_scale_of_its_own():
+    optimiser = quantised_moments(optax.adam(1e-2), jax.random.key(0), block=1, least=1)
+    state = jax.eval_shape(optimiser.init, jnp.zeros((4, 8)))
+    assert state.inner[0].mu.scale.shape == (4, 8)
+
+
 def test_of_adapters_on_a_base_of_the_same_format(bulk):
     """The base's own `Float8` is no moment, also where an optimiser sees its parts."""
     v = Lora(Float8.quantise(jnp.ones((4, 8))), jnp.ones((4, 2)), jnp.ones((2, 8)))

@@ -653,6 +653,13 @@ def test_bad_input(message):
         BAD[message]()
 
 
+def test_the_smallest_blocks_are_allowed():
+    w = normal(8, 6)
+    assert NF4.quantise(w, 1, scale_block=1).scale_scale.shape == (8, 6)
+    v = Quantised.quantise(w, block=1)
+    assert_same(v, w, 1e-5)
+
+
 def test_under_jit_numbers_are_not_checked():
     v = jax.jit(lambda w: Quantised.quantise(w, axis=0))(normal(8, 16))
     assert_same(v, Quantised.quantise(normal(8, 16), axis=0), 1e-5)
