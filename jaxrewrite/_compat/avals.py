@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from types import FrameType
 from typing import Any
 
@@ -174,7 +175,8 @@ def is_refused(frame: FrameType | None) -> bool:
     return False
 
 
-def primitives_by_name() -> dict[str, Primitive]:
+@functools.cache
+def primitives_by_name() -> Mapping[str, Primitive]:
     """Every primitive of JAX's own modules, including exported primitives.
 
     Some, such as those of `jax.shard_map` and `lax.composite`, have no public name, but

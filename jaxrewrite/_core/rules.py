@@ -8,7 +8,6 @@ they are. multipledispatch would order the whole table, and only warn of an ambi
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import itertools
 import math
@@ -694,9 +693,6 @@ def _ambiguity(
 # --- primitives by name --------------------------------------------------------
 
 
-names = functools.cache(_compat.primitives_by_name)
-
-
 def look_up_primitive(primitive: Primitive | str | Callable[..., Any]) -> Primitive:
     """Return the primitive of a name, or that stands for a function; `ValueError` if none."""
     if isinstance(primitive, Primitive):
@@ -710,7 +706,7 @@ def look_up_primitive(primitive: Primitive | str | Callable[..., Any]) -> Primit
             f"stages as a call; got a {type(primitive).__name__}. "
             "jax.make_jaxpr(fn)(*arrays) shows the primitives of a function."
         )
-    by_name = names()
+    by_name = _compat.primitives_by_name()
     if primitive not in by_name:
         close = difflib.get_close_matches(primitive, by_name, 3)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -69,7 +69,9 @@ def find_called(fn: Any) -> Called | None:
         origins = frozenset(_origins(fn))
         if not origins:
             name = getattr(fn, "__name__", "")
-            raise TypeError(_inlined(fn, [name] if name in tables.names() else []))
+            raise TypeError(
+                _inlined(fn, [name] if name in _compat.primitives_by_name() else [])
+            )
         called = _called[id(fn)] = Called(fn, origins)
     return called
 
