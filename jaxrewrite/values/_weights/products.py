@@ -118,19 +118,19 @@ _SMALLEST_IN_BLOCKS = 2**22
 class _Rows(NamedTuple):
     """For how many rows digits are faster.
 
-    They are faster than the whole dense weight up to ``most``, and than blocks from ``least`` on,
-    or with one row.
+    They are faster than the whole dense weight up to ``most``, and ``in_blocks`` tells whether
+    they are faster than blocks with several rows, as they are with one.
     """
 
     most: float
-    least: float
+    in_blocks: bool
 
 
 def _rows_for_digits() -> _Rows:
     """Four products of integers should take less time than one of floats."""
     if not _compat.JAX_GE_0_11_1:  # Its integers take as long as floats.
-        return _Rows(4, math.inf)
-    return _Rows(math.inf, 5) if has_integer_tiles() else _Rows(32, math.inf)
+        return _Rows(4, False)
+    return _Rows(math.inf, True) if has_integer_tiles() else _Rows(32, False)
 
 
 def _is_for_digits(v: Coded, x: Any, terms: Terms) -> bool:
@@ -152,7 +152,7 @@ def _is_faster_in_digits(v: Coded, count: int | float, block: Block | None) -> b
     rows = _rows_for_digits()
     if block is None or v.size < _SMALLEST_IN_BLOCKS:
         return count <= rows.most
-    return count == 1 or count >= rows.least
+    return count == 1 or rows.in_blocks
 
 
 def _size_of_each(v: Coded, terms: Terms) -> int:

@@ -31,7 +31,9 @@ def wide(x):
 @pytest.fixture
 def good_at_integers(on_one_device, monkeypatch):
     """Products are chosen as with such a processor and release of JAX, on one device."""
-    monkeypatch.setattr(products, "_rows_for_digits", lambda: products._Rows(math.inf, 5))
+    monkeypatch.setattr(
+        products, "_rows_for_digits", lambda: products._Rows(math.inf, True)
+    )
 
 
 @pytest.fixture
@@ -295,18 +297,6 @@ def test_which_products_are_of_integers(good_at_integers):
         assert not is_in_digits(columns, jax.ShapeDtypeStruct((4, n), "float64"))
 
 
-def test_large_weights_with_few_rows_are_multiplied_in_blocks(good_at_integers):
-    n = 2048
-    columns = shaped(KINDS["columns"], n, n)
-    rows = lambda count: jax.ShapeDtypeStruct((count, n), "float32")
-    assert [is_in_digits(columns, rows(count)) for count in (2, 4, 5)] == [
-        False,
-        False,
-        True,
-    ]
-    assert is_in_digits(shaped(KINDS["columns"], n, n - 1), rows(2))
-
-
 @pytest.mark.parametrize(
     "flags", ["fpu sse avx2", "fpu avx512_vnni amx_int8 amx_bf16", None]
 )
@@ -326,8 +316,8 @@ def test_the_processor_is_asked_what_it_is_good_at(
             columns = shaped(KINDS["columns"], n, n)
             for rows in (2, 4, 5, 32, 33, 512):
                 x = jax.ShapeDtypeStruct((rows, n), "float32")
-                # Large weights are multiplied in blocks.
-                is_best = rows <= most if n == 1024 else most == math.inf and rows >= 5
+                # Large weights are multiplied in blocks where integers are not that fast.
+                is_best = rows <= most if n == 1024 else most == math.inf
                 assert is_in_digits(columns, x) is is_best, (n, rows)
     finally:
         processor.has_integer_tiles.cache_clear()

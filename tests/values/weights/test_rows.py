@@ -1,5 +1,6 @@
 """Products of quantised weights with one row, against the dense ones in float64."""
 
+import dataclasses
 import functools
 import math
 
@@ -27,7 +28,9 @@ def in_rows(on_one_device, monkeypatch):
     """Small weights are multiplied with one row so, too, on one device."""
     monkeypatch.setattr(rows, "_SMALLEST", 1)
     monkeypatch.setattr(rows, "_ROWS_OF_SUMS", 2)
-    monkeypatch.setattr(products, "_rows_for_digits", lambda: products._Rows(math.inf, 5))
+    monkeypatch.setattr(
+        products, "_rows_for_digits", lambda: products._Rows(math.inf, True)
+    )
     monkeypatch.setattr(products, "_SMALLEST_IN_DIGITS", 1)
     monkeypatch.setattr(products, "block_for", lambda shape, *_: Block(len(shape) - 2, 4))
 
@@ -163,6 +166,9 @@ def test_which_products_are_of_rows(on_one_device):
     product = jax.make_jaxpr(forbid(lambda x, v: x @ v))(row, columns)
     assert 2 * n * n <= costs.of_jaxpr(product.jaxpr).flops < 2.1 * n * n
     assert is_in_rows(columns, row, lambda x, v: v.T @ x)
+    rounding = dataclasses.replace(columns, activations="dynamic")
+    assert is_in_rows(rounding, row)
+    assert not is_in_rows(rounding, jax.ShapeDtypeStruct((2, n), "float32"))
     assert not is_in_rows(columns, jax.ShapeDtypeStruct((2, n), "float32"))
     assert not is_in_rows(columns, row, lambda x, v: v @ x)
     each = lambda x, v: jnp.einsum("nb,nbo->bo", x, v.reshape(n, 8, n // 8))
