@@ -127,7 +127,7 @@ def stack_adapters(trees: Sequence[Any]) -> Any:
     ------
     ValueError
         If the pytrees do not share their other leaves, or the adapters of a weight have
-        different axes.
+        different axes or values, such as those of `dropout`, as their factors.
 
     Examples
     --------
@@ -225,6 +225,12 @@ def _stacked(path: Any, xs: Sequence[Any]) -> Any:
         )
     if len({(v.rows, v.cols, v.frozen, v.a.ndim, v.b.ndim) for v in adapted}) > 1:
         raise ValueError(f"stack_adapters: the adapters of {name} have different axes.")
+    factors = [getattr(v, field) for v in adapted for field in _own(v)]
+    for cls in map(type, filter(_is_value, factors)):
+        raise ValueError(
+            f"stack_adapters: an adapter of {name} has a {cls.__name__} in it, where an array is "
+            "expected. Stack first, and call dropout or quantise on the result."
+        )
     scale = adapted[0].scale if len({v.scale for v in adapted}) == 1 else 1.0
     rank = max(v.a.shape[-1] for v in adapted)
     alike = [_like(x, adapted[0], scale, rank) for x in xs]

@@ -89,13 +89,13 @@ def sweep(
         start = time.monotonic()
         if start > until:
             break
+        made = program(seed)
+        if made is None or only not in str(made[0].operands):
+            found.counts["none" if made is None else "left out"] += 1
+            continue
+        one, builder = made
+        middle = time.monotonic()
         try:
-            made = program(seed)
-            if made is None or only not in str(made[0].operands):
-                found.counts["none" if made is None else "left out"] += 1
-                continue
-            one, builder = made
-            middle = time.monotonic()
             verdict = judge(one, builder.tainted)
         except Exception:  # noqa: BLE001 - a fault of the sweep, to be seen in its report
             verdict = Verdict("broken", traceback.format_exc()[-1500:])

@@ -141,11 +141,13 @@ def test_pytrees_that_share_no_weights_are_refused():
     first = one["first"]
     coarser = values.Quantised(first.w.q, 2 * first.w.scale)
     rescaled = {**base, "first": Lora(coarser, first.a, first.b)}
+    dropped = values.dropout(one, 0.5, jax.random.key(0))
     for those, told in [
         ([one, copied], "different arrays at bias"),
         ([one, rescaled], "different arrays at first"),
         ([one, {"first": base["first"]}], "different paths"),
         ([one, turned], "adapters of first have different axes"),
+        ([one, dropped], "adapter of first has a Dropped in it"),
         ([], "there is no pytree"),
     ]:
         with pytest.raises(ValueError, match=f"stack_adapters: .*{told}"):
