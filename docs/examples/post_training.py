@@ -1,16 +1,19 @@
-"""Post-training quantisation: GPTQ and AWQ for an ordinary scan over layers, against nearest.
+"""Post-training quantisation: GPTQ, AWQ and SmoothQuant for a scan over layers, against nearest.
 
 A small transformer learns the letters of this documentation. Its weights, stacked for one
-`jax.lax.scan`, are then rounded to 4 and to 3 bits: to the nearest, by GPTQ, and by AWQ. The
+`jax.lax.scan`, are then rounded to 4 and to 3 bits: to the nearest, by AWQ, and by GPTQ. The
 program knows nothing of it, and has no hooks: what each weight meets is seen by the rewriting. The
-loss is that of a page that it was neither trained nor calibrated on. SmoothQuant is for 8 bits in
-which what the weights meet is rounded, too.
+loss is that of a page that it was neither trained nor calibrated on. SmoothQuant is for weights of
+8 bits that round what they meet to 8 bits, too, and is compared with such weights to the nearest:
+in this model, and in one that computes the same with a few channels of its activations 30 times as
+large, as large language models have them.
 
-Run it with ``python docs/examples/post_training.py [--plot FILE]``. It needs optax and, for the
-figure, matplotlib.
+Run it with ``python docs/examples/post_training.py [--plot FILE] [--table FILE]``. It needs optax
+and, for the figure, matplotlib.
 """
 
 import argparse
+import csv
 import pathlib
 from collections.abc import Iterator
 from typing import Any, TypeAlias
@@ -29,6 +32,10 @@ PAGES = pathlib.Path(__file__).parents[1]
 
 Params: TypeAlias = dict[str, Any]
 
+# How much larger the loss is, for each method and each way to quantise.
+Losses: TypeAlias = dict[str, dict[str, float]]
+WITH_ACTIVATIONS, LARGE = "8 bits, activations too", "with large channels"
+
 
 def norm(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6)
@@ -36,10 +43,10 @@ def norm(x: jax.Array) -> jax.Array:
 
 def model(params: Params, tokens: jax.Array) -> jax.Array:
     def layer(x: jax.Array, w: Params) -> tuple[jax.Array, None]:
-        qkv = (norm(x) @ w["qkv"]).reshape(*x.shape[:-1], 3, HEADS, -1)
+        qkv = ((norm(x) * params["gain"]) @ w["qkv"]).reshape(*x.shape[:-1], 3, HEADS, -1)
         mixed = jax.nn.dot_product_attention(*jnp.moveaxis(qkv, -3, 0), is_causal=True)
         x = x + mixed.reshape(x.shape) @ w["out"]
-        return x + jax.nn.gelu(norm(x) @ w["up"]) @ w["down"], None
+        return x + jax.nn.gelu((norm(x) * params["gain"]) @ w["up"]) @ w["down"], None
 
     x = params["embedding"][tokens] + params["position"][: tokens.shape[1]]
     x, _ = jax.lax.scan(layer, x, params["layers"])
@@ -62,6 +69,7 @@ def initial(key: jax.Array) -> Params:
     }
     return {
         "layers": layers,
+        "gain": jnp.ones(WIDTH),
         "embedding": jax.random.normal(keys[4], (128, WIDTH)) / 2,
         "position": jax.random.normal(keys[5], (LENGTH, WIDTH)) / 2,
         "head": jax.random.normal(keys[6], (WIDTH, 128)) / WIDTH**0.5,
@@ -116,7 +124,17 @@ def to_nearest_with_activations(params: Params) -> Params:
     return {**params, "layers": layers, "head": head}
 
 
-def main(plot: str | None = None) -> None:
+def with_large_channels(params: Params) -> Params:
+    """A model that computes the same with some activations that are much larger than others."""
+    factor = jnp.ones(WIDTH).at[jnp.array([5, 50, 95])].set(30)
+    layers = {
+        name: w / factor[:, None] if name in ("qkv", "up") else w
+        for name, w in params["layers"].items()
+    }
+    return {**params, "layers": layers, "gain": params["gain"] * factor}
+
+
+def main(plot: str | None = None, table_file: str | None = None) -> None:
     pages = sorted(PAGES.glob("*.rst"))
     held_out = [page for page in pages if page.name == "how_it_works.rst"]
     text = letters([page for page in pages if page not in held_out])
@@ -129,48 +147,69 @@ def main(plot: str | None = None) -> None:
         return float(np.mean([evaluate(params, tokens) for tokens in test]))
 
     dense = mean_loss(params)
-    print(f"In float32: a loss of {dense:.4f}.")
-    losses: dict[str, list[float]] = {}
+    print(f"In float32: a loss of {dense:.4f}. How much more it is:")
+    more: Losses = {name: {} for name in ("nearest", "awq", "gptq", "smoothquant")}
     fitted = params
-    bits_tried = (4, 3)
-    for bits in bits_tried:
-        rounded = to_nearest(params, bits)
-        losses.setdefault("nearest", []).append(mean_loss(rounded) - dense)
+    for bits in (4, 3):
+        more["nearest"][f"{bits} bits"] = mean_loss(to_nearest(params, bits)) - dense
         for method in ("awq", "gptq"):
             fit = calibrate(
                 jax.jit(loss), method=method, where=is_weight, bits=bits, block=BLOCK
             )
             fitted = fit(params, data)
-            losses.setdefault(method, []).append(mean_loss(fitted) - dense)
-    for name, more in losses.items():
-        columns = zip(bits_tried, more, strict=True)
-        print(
-            f"{name:8}", *(f"{x:.4f} more in {bits} bits" for bits, x in columns), sep="  "
-        )
-    smooth = calibrate(jax.jit(loss), method="smoothquant", where=is_weight, bits=8)
-    whole = [to_nearest_with_activations(params), smooth(params, data)]
-    more_in_8_bits = [mean_loss(rounded) - dense for rounded in whole]
-    print(
-        "{:.5f} more with all in 8 bits to the nearest, {:.5f} by SmoothQuant.".format(
-            *more_in_8_bits
-        )
-    )
-    assert more_in_8_bits[1] < more_in_8_bits[0] + 1e-4
+            more[method][f"{bits} bits"] = mean_loss(fitted) - dense
+    fit = calibrate(jax.jit(loss), method="smoothquant", where=is_weight, bits=8)
+    for kind, own in ((WITH_ACTIVATIONS, params), (LARGE, with_large_channels(params))):
+        more["nearest"][kind] = mean_loss(to_nearest_with_activations(own)) - dense
+        more["smoothquant"][kind] = mean_loss(fit(own, data)) - dense
+    rows = table(more)
+    for row in rows:
+        print("{:12}{:>8}{:>8}{:>25}{:>21}".format(*row))
     print(f"Layers in 3 bits: {nbytes(fitted['layers'])}.")
-    for nearest, fitted_loss in zip(losses["nearest"], losses["gptq"], strict=True):
-        assert fitted_loss < 0.8 * nearest
+    for column in ("4 bits", "3 bits"):
+        assert more["gptq"][column] < 0.8 * more["nearest"][column]
+    assert more["smoothquant"][LARGE] < 0.5 * more["nearest"][LARGE]
+    assert max(more[name][WITH_ACTIVATIONS] for name in ("nearest", "smoothquant")) < 2e-3
+    if table_file:
+        with open(table_file, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
     if plot:
-        draw(plot, losses, [f"{bits} bits" for bits in bits_tried])
+        draw(plot, more)
 
 
-def draw(plot: str, losses: dict[str, list[float]], labels: list[str]) -> None:
+def table(more: Losses) -> list[list[str]]:
+    """A row for each method, with a dash where it is not for that."""
+    columns = list(dict.fromkeys(name for losses in more.values() for name in losses))
+    rows = [[name, *(shown(own.get(c)) for c in columns)] for name, own in more.items()]
+    return [["method", *columns], *rows]
+
+
+def shown(x: float | None) -> str:
+    if x is None:
+        return "–"
+    return f"{x:.5f}" if abs(x) < 1e-3 else f"{x:.4f}"
+
+
+def draw(plot: str, more: Losses) -> None:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
-    for i, (name, more) in enumerate(losses.items()):
-        axes.bar(np.arange(len(more)) + 0.25 * (i - 1), more, 0.25, label=name)
-    axes.set(xticks=range(len(labels)), xticklabels=labels, ylabel="loss beyond float32")
-    axes.legend()
+    axes: Any
+    figure, axes = plt.subplots(
+        1, 2, figsize=(7, 3), layout="constrained", width_ratios=(2, 1)
+    )
+    left, right = axes
+    colors = {name: f"C{i}" for i, name in enumerate(more)}
+    columns = ["4 bits", "3 bits"]
+    of_weights = [name for name, own in more.items() if columns[0] in own]
+    for i, name in enumerate(of_weights):
+        heights = [more[name][column] for column in columns]
+        places = np.arange(len(columns)) + 0.25 * (i - 1)
+        left.bar(places, heights, 0.25, label=name, color=colors[name])
+    left.set(xticks=range(len(columns)), xticklabels=columns, ylabel="loss beyond float32")
+    left.legend()
+    rounded = {name: own[LARGE] for name, own in more.items() if LARGE in own}
+    right.bar(rounded.keys(), rounded.values(), 0.5, color=[colors[x] for x in rounded])
+    right.set(title="8 bits, large channels")
     figure.savefig(plot, dpi=60)
 
 
@@ -179,4 +218,6 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--plot", metavar="FILE", help="draw the figure to this file")
-    main(parser.parse_args().plot)
+    parser.add_argument("--table", metavar="FILE", help="write the table to this file")
+    arguments = parser.parse_args()
+    main(arguments.plot, arguments.table)

@@ -4,12 +4,15 @@ What an example shows it asserts itself. ``tox -e examples`` installs what they 
 ``tox -e models`` what that of Hugging Face needs.
 """
 
+import csv
 import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from jaxrewrite.values._weights.fitted import METHODS
 
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "docs" / "examples"
@@ -23,9 +26,24 @@ SHOWN = {
     "llama": (["gguf"], "are those of the weights that gguf dequantises."),
     "nnx_training": (["flax", "optax"], "The integers and their scales are as they were."),
     "optax_partition": (["optax"], "Both ways give the same."),
-    "post_training": (["optax"], "more in 3 bits"),
+    "post_training": (["optax"], "Layers in 3 bits"),
     "qlora": (["flax", "optax", "safetensors"], "give the same, bit for bit."),
 }
+
+
+# Tables that examples write and the page shows.
+TABLES = {"post_training": EXAMPLES / "figures" / "post_training.csv"}
+
+
+def rows_of(table):
+    with table.open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+def test_the_table_of_methods_has_all_of_them():
+    header, *rows = rows_of(TABLES["post_training"])
+    assert {row[0] for row in rows} == {"nearest", *METHODS}
+    assert all(len(row) == len(header) for row in rows)
 
 
 def test_every_example_is_run_and_on_the_page():
@@ -47,8 +65,10 @@ def test_an_example_shows_what_it_says(name, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     environment |= {"PYTHONPATH": str(EXAMPLES.parents[1]), "JAX_PLATFORMS": "cpu"}
     plot = tmp_path / "figure.png"
+    table = tmp_path / "table.csv"
+    more = ["--table", str(table)] if name in TABLES else []
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), "--plot", str(plot)],
+        [sys.executable, str(EXAMPLES / f"{name}.py"), "--plot", str(plot), *more],
         env=environment,
         capture_output=True,
         text=True,
@@ -58,3 +78,14 @@ def test_an_example_shows_what_it_says(name, tmp_path):
     assert done.returncode == 0, done.stderr
     assert line in done.stdout
     assert plot.stat().st_size > 1000
+    if name in TABLES:
+        assert_about_equal(rows_of(table), rows_of(TABLES[name]))
+
+
+def assert_about_equal(rows, wanted):
+    """The same table, but for what the text changes that the example trains on."""
+    assert [row[0] for row in rows] == [row[0] for row in wanted]
+    assert rows[0] == wanted[0]
+    for row, of_page in zip(rows[1:], wanted[1:], strict=True):
+        for x, y in zip(row[1:], of_page[1:], strict=True):
+            assert x == y or float(x) == pytest.approx(float(y), rel=0.5, abs=1e-3), row
