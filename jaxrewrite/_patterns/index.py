@@ -118,7 +118,7 @@ class Shapes:
                 else source
                 for source in self.sources_of(frame, i)
             ]
-            if len(below) > 1 and primitive.name in COMMUTATIVE:
+            if primitive.name in COMMUTATIVE:
                 below.sort()
             number = self._numbers[key] = self._index.number((primitive, *below))
         return number

@@ -110,7 +110,7 @@ def quantised(
 ) -> Quantised:
     """The weight of codes from zero on; ``scales`` and ``zeros`` are those of groups."""
     middle = 2 ** (bits - 1)
-    signed = (codes ^ np.uint8(middle)) if bits == 8 else codes - np.uint8(middle)
+    signed = codes - np.uint8(middle)  # It wraps around, as integers with a sign do.
     zero = zeros.astype(np.int16) - middle
     return Quantised.from_integers(
         signed.view(np.int8),

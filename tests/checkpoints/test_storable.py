@@ -101,7 +101,8 @@ def test_traced_and_sharded_arrays():
     codes = on_device(numbers, jnp.uint4)
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    tree = {"codes": jax.device_put(codes, split)}
+    floats = jnp.asarray(numbers, "float8_e5m2")
+    tree = jax.device_put({"codes": codes, "floats": floats}, split)
     arrays, traced = to_storable(tree), jax.jit(to_storable)(tree)
     want = numbers[:, ::2] | numbers[:, 1::2] << 4
     for found in (arrays, traced):

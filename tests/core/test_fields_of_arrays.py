@@ -40,6 +40,17 @@ def test_a_list_is_refused_by_name(name):
         MAKERS[name]()
 
 
+def test_a_class_that_is_not_made_yet_is_asked_for_its_fields():
+    class Scaled(jaxrewrite.ArrayValue):
+        x: Float[Array, " n"]
+
+        def materialise(self):
+            return 2 * self.x
+
+    with pytest.raises(TypeError, match="^Scaled: x is a list, but must be"):
+        Scaled([1.0])
+
+
 def test_other_fields_may_hold_lists_and_numbers():
     v = Weighted(jnp.ones(2), [jnp.ones(1), jnp.ones(3)], 2)
     assert (jaxrewrite.materialise(v) == 2).all()

@@ -470,6 +470,38 @@ def test_a_function_with_a_derivative_within_a_call_stands_for_it_alone_too(aske
     assert asked == ["soft"]
 
 
+def test_a_function_may_be_a_call_for_some_arrays_alone(asked):
+    rules = jaxrewrite.Rules()
+
+    def rows(x):
+        return total(x if x.ndim == 1 else x.T)
+
+    @rules.register(rows)
+    def _(v: Twice):
+        asked.append(v.ndim)
+        return rows(2 * v.half)
+
+    check(rules, rows, Twice(X[0]))
+    check(rules, rows, V, policy="allow")
+    assert asked == [1]
+
+
+def test_a_static_argument_may_be_one_of_any_keywords(asked):
+    @functools.partial(jax.jit, static_argnames=("power",))
+    def powers(x, **options):
+        return x ** options["power"]
+
+    rules = jaxrewrite.Rules()
+
+    @rules.register(powers)
+    def _(v: Twice, *, power: Literal[2, 3]):
+        asked.append(power)
+        return powers(2 * v.half, power=power)
+
+    check(rules, lambda v: powers(v, power=2), V)
+    assert asked == [2]
+
+
 def test_one_rule_for_several_functions(asked):
     rules = jaxrewrite.Rules()
 

@@ -1,9 +1,11 @@
 """A plugin of pytest, which records the functions of the library that each test runs.
 
 Its seconds are those of the processor, which other processes on the machine do not lengthen.
+Each test runs what is behind a cache of a function, as it does in a process of its own.
 """
 
 import collections
+import functools
 import json
 import os
 import pathlib
@@ -48,6 +50,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
+        _clear_caches_of_functions()
         sys.monitoring.restart_events()
         test = self.tests[item.nodeid]
         self.running = test["functions"]
@@ -70,3 +73,11 @@ class Recorder:
                 found |= json.loads(part.read_text())
                 part.unlink()
         own.write_text(json.dumps(found))
+
+
+def _clear_caches_of_functions():
+    """Those of the library that are bounded; the others hold what a process has once."""
+    modules = [x for name, x in sys.modules.items() if name.startswith("jaxrewrite.")]
+    for x in [x for module in modules for x in vars(module).values()]:
+        if isinstance(x, functools._lru_cache_wrapper) and x.cache_parameters()["maxsize"]:
+            x.cache_clear()

@@ -239,6 +239,11 @@ def test_some_programs_in_one():
         np.testing.assert_allclose(g, want, 2e-4, 2e-4)
 
 
+def test_a_determinant_of_zero_has_the_logarithm_of_zero():
+    rewritten = jaxrewrite.transform(lambda a: jnp.log(det(a)), rules=TABLE)
+    assert rewritten(jnp.diag(jnp.array([1.0, 0.0]))) == -jnp.inf
+
+
 KINDS = {
     "Diagonal": lambda: values.Diagonal(jnp.asarray(V) + 5),
     "LowRank": lambda: values.LowRank(jnp.asarray(TALL), jnp.asarray(WIDE)),

@@ -509,6 +509,13 @@ def test_a_leaf_without_the_first_axis_is_not_sliced():
     testing.assert_same(rows, v.materialise() - 1)
 
 
+def test_rows_of_stacks_of_stacks_are_taken_with_the_axes_that_the_type_makes():
+    v = Diagonals(numbers((2, 4, 3)))
+    take = jaxrewrite.transform(lambda v, i: v[i], materialise="forbid")
+    taken = jax.eval_shape(take, v, jnp.array([1, 0, 1]))
+    assert type(taken) is Diagonals and taken.d.shape == (3, 4, 3)
+
+
 class Sized(ArrayValue):
     """The sizes of all axes are metadata, which a slice and a stack of it have to follow."""
 

@@ -229,6 +229,18 @@ def test_pseudo_inverse_of_a_stack_of_empty_matrices(batch):
     assert jaxrewrite.materialise(found).shape == (*batch, 0, 0)
 
 
+def test_another_function_of_the_name_is_none():
+    @jax.jit
+    def _pinv(a, rtol):
+        return a.mT * rtol
+
+    other = jax.custom_jvp(_pinv)
+    other.defjvp(lambda xs, tangents: (_pinv(*xs), _pinv(tangents[0], xs[1])))
+    v = Diagonal(jnp.array([1.0, 2.0]))
+    found = jaxrewrite.transform(lambda v: other(v, 0.5), materialise="allow")(v)
+    np.testing.assert_array_equal(jaxrewrite.materialise(found), v.materialise() / 2)
+
+
 def test_a_matrix_of_16_bits_and_a_wide_right_side():
     """JAX casts the matrix first, and has no decomposition of 16 bits."""
     narrow = jnp.arange(1.0, 5.0).astype("bfloat16")

@@ -118,6 +118,14 @@ def test_a_scan_over_layers_with_several_adapters():
         np.testing.assert_allclose(y, row, rtol=1e-4, atol=1e-5)
 
 
+def test_adapters_of_layers_have_a_common_rank():
+    w = jnp.asarray(numbers(3, 4, 5))
+    loras = [Lora(w, numbers(3, 4, rank), numbers(3, rank, 5)) for rank in (1, 2)]
+    stack = stack_adapters(loras)
+    assert stack.a.shape == (2, 3, 4, 2) and stack.b.shape == (2, 3, 2, 5)
+    assert not stack.b[0, :, 1].any() and (stack.b[0, :, 0] == loras[0].b[:, 0]).all()
+
+
 @pytest.mark.slow
 def test_merged_adapters_are_dense():
     base, one, two = trees()
