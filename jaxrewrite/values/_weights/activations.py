@@ -20,7 +20,7 @@ from jaxrewrite.extend import warn_from_rule
 from .._base.contract import Labels, along_result
 from .coded import blockwise, convolved, scale_in
 from .digits import MOST_SUMMED, integer_products, is_summable, largest
-from .products import multiplied
+from .products import are_integers_fast, multiplied
 from .quantised import Quantised
 from .rows import is_for_rows
 from .terms import is_scaled_after, rows_of, scaled, terms_of
@@ -156,7 +156,9 @@ def _(
     scale = _scale(v, x, summed)
     fits = is_summable(terms.v, terms.x, terms.out, v.shape)
     is_slow = v.q.dtype == jnp.int4 and rows_of(x, terms) < LEAST_ROWS_OF_INT4
-    is_slow = is_slow or is_for_rows(v, x, terms)  # Both cores read a weight for one row.
+    is_slow = (
+        is_slow or rows_of(x, terms) == 1 and is_for_rows(v, x, terms, are_integers_fast())
+    )
     is_in_blocks = not is_scaled_after(v, terms)
     if is_in_blocks:
         _warn_of_floats(v)

@@ -38,6 +38,12 @@ class Coded(Structured):
     casts, products and convolutions keep the array quantised, or they dequantise only what
     they need. No float copy outlives a product.
 
+    Attributes
+    ----------
+    few_rows
+        Products of a large array with up to so many rows decode each entry where it is used, once
+        for each row, on a CPU. It is 1; a format that is decoded in an operation or two may say 3.
+
     Examples
     --------
     One bit an entry and one scale a block, as in XNOR-Net:
@@ -65,6 +71,8 @@ class Coded(Structured):
     axes = staticmethod(
         lambda codes, *shared: {codes: "...", **dict.fromkeys(shared, ".../block")}
     )
+
+    few_rows: ClassVar[int] = 1
 
     def picture(self) -> Any:
         """The array: a zero among the codes is a number, no gap in a structure."""

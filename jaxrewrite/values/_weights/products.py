@@ -5,7 +5,7 @@ longer than to read a weight that is dense from the start. So a large weight bec
 blocks that fit the processor's cache, in a loop (see blocks.py). A weight of integers is
 multiplied with the digits of the rows, as it is (see digits.py), where integers are fast
 enough: that depends on its size, the number of rows, the processor and the release of JAX. With
-one row, entries are decoded where they are used (see rows.py). ``python -m bench quantised``
+one row or a few, entries are decoded where they are used (see rows.py). ``python -m bench quantised``
 measures all of them. docs/measurements/quantised.rst has the results, from which the constants
 of these modules follow.
 """
@@ -68,7 +68,7 @@ def multiplied(v: Any, x: Any, terms: Terms) -> Any:
 def _on_this_platform(v: Coded, x: Any, terms: Terms, block: Block | None) -> Any:
     """The product as a CPU forms it best: in such blocks, or else in digits."""
     cpu: Any = functools.partial(_Formed(block), terms=terms)
-    if rows.is_for_rows(v, x, terms):
+    if rows.is_for_rows(v, x, terms, block is None and are_integers_fast()):
         cpu = functools.partial(rows.rows_dot, terms=terms, otherwise=_Formed(block))
     dense_product = functools.partial(_dense, terms=terms)
     return lax.platform_dependent(v, x, cpu=cpu, default=dense_product)
@@ -131,6 +131,11 @@ def _rows_for_digits() -> _Rows:
     if not _compat.JAX_GE_0_11_1:  # Its integers take as long as floats.
         return _Rows(4, False)
     return _Rows(math.inf, True) if has_integer_tiles() else _Rows(32, False)
+
+
+def are_integers_fast() -> bool:
+    """Whether products of integers take less time than blocks, whatever the number of rows."""
+    return _rows_for_digits().in_blocks
 
 
 def _is_for_digits(v: Coded, x: Any, terms: Terms) -> bool:

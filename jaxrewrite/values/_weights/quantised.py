@@ -138,6 +138,8 @@ class Quantised(Coded):
 
     compiles_materialise = True
 
+    few_rows = 3
+
     q: Array
     scale: Array
     zero: Array | None = None

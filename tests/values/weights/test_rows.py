@@ -44,6 +44,7 @@ PROGRAMS = {
     "vector": lambda v, x: x[0] @ v,
     "in front": lambda v, x: v.T @ x[0],
     "column": lambda v, x: v.T @ x[:1].T,
+    "few rows": lambda v, x: x @ v,
     "two axes": lambda v, x: jnp.tensordot(x[0], v.reshape(24, 4, 5), 1),
     "remat": lambda v, x: jax.checkpoint(lambda x: jnp.tanh(x @ v) @ v.T)(x[0]),
     "in a Lora": lambda v, x: x[0] @ v,
@@ -154,7 +155,8 @@ def test_narrow_floats_and_strict_promotion(kind, dtype, in_rows, bulk):
 def test_which_products_are_of_rows(on_one_device):
     n, row = 2048, jax.ShapeDtypeStruct((2048,), "float32")
     shaped = lambda make, *s: jax.eval_shape(make, jax.ShapeDtypeStruct(s, "float32"))
-    columns = shaped(KINDS["columns"], n, n)
+    columns, nf4 = shaped(KINDS["columns"], n, n), shaped(NF4.quantise, n, n)
+    bits_4 = shaped(lambda w: Quantised.quantise(w, 4, axis=1), n, n)
     for make in (
         KINDS["columns"],
         KINDS["rows"],
@@ -169,7 +171,18 @@ def test_which_products_are_of_rows(on_one_device):
     rounding = dataclasses.replace(columns, activations="dynamic")
     assert is_in_rows(rounding, row)
     assert not is_in_rows(rounding, jax.ShapeDtypeStruct((2, n), "float32"))
-    assert not is_in_rows(columns, jax.ShapeDtypeStruct((2, n), "float32"))
+    of_rows = {count: jax.ShapeDtypeStruct((count, n), "float32") for count in (0, 3, 4)}
+    assert is_in_rows(bits_4, of_rows[3])
+    for v, x in ((bits_4, of_rows[4]), (bits_4, of_rows[0]), (nf4, of_rows[3])):
+        assert not is_in_rows(v, x)
+    are_fast = products.are_integers_fast()
+    assert is_in_rows(columns, of_rows[3]) is not are_fast
+    # The sums of one row of results fit a cache, unless there are more.
+    wide = 2**14 + 16
+    in_bits = lambda bits: shaped(lambda w: Quantised.quantise(w, bits, axis=1), 512, wide)
+    one, two = (jax.ShapeDtypeStruct((count, 512), "float32") for count in (1, 2))
+    assert is_in_rows(in_bits(4), one) and not is_in_rows(in_bits(4), two)
+    assert is_in_rows(in_bits(8), one) is not are_fast
     assert not is_in_rows(columns, row, lambda x, v: v @ x)
     each = lambda x, v: jnp.einsum("nb,nbo->bo", x, v.reshape(n, 8, n // 8))
     assert not is_in_rows(columns, jax.ShapeDtypeStruct((n, 8), "float32"), each)
