@@ -4,8 +4,8 @@ A small transformer of Flax is trained to count by threes. Its kernels become NF
 an entry, and get adapters. AdamW then trains the adapters alone, until the model counts by
 fives. Its state is that of the adapters. A second run is stopped half-way, loads all from a
 file of safetensors, and goes on: losses and adapters are those of the first run, bit for bit.
-All of that is then done with the moments of AdamW in 8 bits: the losses differ by less than 1% at the
-median step, and at each step by less than 0.2% of the first loss.
+All of that is then done with the moments of AdamW in 8 bits: the losses differ by less than 1% at
+each step.
 
 Run it with ``python docs/examples/qlora.py [--plot FILE]``. It needs flax, optax, safetensors
 and, for the figure, matplotlib.
@@ -165,8 +165,7 @@ def main(plot: str | None = None) -> None:
     small = quantised_moments(optimiser, jax.random.key(2), least=1024)
     _, small_moments, small_losses, _ = train_twice(implicit, small, trained, rest)
     off = np.abs(np.divide(small_losses, losses) - 1)
-    assert np.median(off) < 0.01 and off.max() < 0.05
-    assert np.abs(np.subtract(small_losses, losses)).max() < 0.002 * losses[0]
+    assert off.max() < 0.01
     print("Runs that were stopped and loaded from a file give the same, bit for bit.")
 
     def megabytes(tree: optax.Params) -> float:
@@ -177,7 +176,7 @@ def main(plot: str | None = None) -> None:
     print(
         f"Moments in 8 bits: {megabytes(small_moments):.2f} MB in place of "
         f"{megabytes(moments):.2f}, and losses that differ by "
-        f"{np.median(off):.2%} at the median step, and by {off.max():.1%} at most."
+        f"{np.median(off):.2%} at the median step, and by {off.max():.2%} at most."
     )
     kinds = "weights", "gradients", "moments"
     for kind, *sizes in zip(kinds, full, qlora, strict=True):

@@ -7,14 +7,54 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+import jaxrewrite
 
 from .._base.random_keys import check_key
-from .coded import blockwise, of_blocks, relative, scale_in, sizes_along, with_nan
-from .float8 import DTYPES, Float8
+from .._base.structured import Structured
+from .coded import blockwise, of_blocks, relative, sizes_along, with_nan
 
 
-class Moment(Float8):
-    """A moment, which the numbers of no parameter are mistaken for."""
+# The largest code and the power of it that a number is, in blocks with signs and in those without.
+_SIGNED, _UNSIGNED = (127, 2), (255, 4)
+
+
+class Moment(Structured):
+    r"""A moment in codes of 8 bits, with the largest magnitude of each block.
+
+    With a magnitude :math:`s` a code :math:`c` from -127 to 127 stands for
+    :math:`\pm s (c / 127)^2`. A block without negative numbers needs no signs, and its numbers are of
+    more magnitudes: codes from 0 to 255 stand for :math:`s (c / 255)^4`, and ``scale`` is :math:`-s`.
+    """
+
+    codes: Array  # uint8, with the bits of int8 where there are signs
+    scale: Array
+    of_dtype: str = jaxrewrite.field(static=True)
+
+    axes = {"codes": "...", "scale": ".../block"}
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray(jnp.shape(self.codes), jnp.dtype(self.of_dtype))
+
+    def materialise(self) -> Any:
+        wide = self.scale.dtype
+        scale = _of_entries(self.scale, self.codes)
+        signed = lax.bitcast_convert_type(self.codes, jnp.int8).astype(wide)
+        with_signs = jnp.sign(signed) * _part(signed, *_SIGNED) * scale
+        without = _part(self.codes.astype(wide), *_UNSIGNED) * -scale
+        return jnp.where(scale < 0, without, with_signs).astype(self.of_dtype)
+
+
+def _of_entries(shared: Any, x: Any) -> Any:
+    """What the blocks of an array share, for each of its entries."""
+    return blockwise(lambda x, shared: jnp.broadcast_to(shared, x.shape), x, shared)
+
+
+def _part(code: Any, top: int, power: int) -> Any:
+    """What part of the largest magnitude a code stands for."""
+    return (code / top) ** power
 
 
 class QuantisedState(NamedTuple):
@@ -28,22 +68,25 @@ def quantised_moments(
     optimiser: Any,
     key: Any,
     *,
-    dtype: Any = "float8_e4m3fn",
-    block: int = 128,
+    block: int = 64,
     least: int = 4096,
 ) -> Any:
     r"""Keep the moments of an optimiser of Optax in 8 bits.
 
     The state of ``optimiser`` is that of its own ``init``, in which the floating arrays of at
-    least ``least`` entries are `Float8`, with a scale for each block. Its own ``update`` sees
+    least ``least`` entries are codes of a byte, with a scale for each block. Its own ``update`` sees
     them dense, and what it returns is rounded. Everything else in the state, such as counts and
     small arrays, stays as it is. So it works for ``optax.adamw``, ``optax.lion``,
     ``optax.chain`` of such, and with `train_only`.
 
-    Moments change by less than half a step of 8 bits at a time, and would never move if they
-    were rounded to the nearest number. So they are rounded at random, up with the probability
-    with which the mean is the number itself [1]_. A block without negative numbers, such as one of a second
-    moment, keeps positive ones positive, since an optimiser divides by their root.
+    The numbers are closer to each other near zero: they are squares of integers, times the scale.
+    A block without negative numbers, such as one of a second moment, has more of them, fourth
+    powers, and keeps positive ones positive, since an optimiser divides by their root.
+
+    A number that changes by less than half a step would never move if it were rounded to the
+    nearest code. It is rounded at random, up with the probability with which the mean is the number
+    itself [1]_. So are all in a block without negative numbers, since second moments remember
+    errors for long. Others are rounded to the nearest, which errs less.
 
     The key is part of the state. So a run that is stopped, stored by `jaxrewrite.checkpoints.save`
     and resumed gives the same bits.
@@ -55,8 +98,6 @@ def quantised_moments(
         ``init``, ``update`` and ``_replace``.
     key
         A key of `jax.random`, for the roundings.
-    dtype
-        The format of the codes, as in `Float8.quantise`.
     block
         How many entries share a scale, at most. Blocks are runs of the last axes.
     least
@@ -72,7 +113,7 @@ def quantised_moments(
     TypeError
         If ``key`` is no key of `jax.random`.
     ValueError
-        If ``dtype`` is no format of `Float8`, or ``block`` is not positive.
+        If ``block`` is not positive.
 
     References
     ----------
@@ -88,23 +129,19 @@ def quantised_moments(
     >>> optimiser = quantised_moments(optax.adam(1e-3), jax.random.key(0))
     >>> state = optimiser.init(params)
     >>> state.inner[0].mu["kernel"]
-    Moment<f32[256,64], 16.9 kB>(codes=u8[256,64], scale=f32[128,1], format='float8_e4m3fn')
+    Moment<f32[256,64], 17.4 kB>(codes=u8[256,64], scale=f32[256,1], of_dtype='float32')
     >>> updates, state = optimiser.update(params, state, params)
     >>> updates["kernel"][0, :2]
     Array([-0.001, -0.001], dtype=float32)
     """
     check_key("quantised_moments", key)
-    if dtype not in DTYPES:
-        raise ValueError(
-            f"quantised_moments: dtype must be float8_e4m3fn or float8_e5m2; got {dtype}."
-        )
     if block < 1:
         raise ValueError(f"quantised_moments: block is {block}; it must be at least 1.")
 
     def init(params: Any) -> QuantisedState:
         def moment(x: Any) -> Any:
             is_quantised = _is_floating(x) and x.size >= max(least, 1)
-            return _rounded(x, 0.5, str(jnp.dtype(dtype)), block) if is_quantised else x
+            return _moment(x, block) if is_quantised else x
 
         return QuantisedState(jax.tree.map(moment, optimiser.init(params)), key)
 
@@ -116,9 +153,12 @@ def quantised_moments(
         following, own = jax.random.split(state.key)
         flat: tuple[list[Any], Any] = jax.tree.flatten(state.inner, is_leaf=_is_moment)
         old, treedef = flat
+        pairs = enumerate(zip(old, treedef.flatten_up_to(new), strict=True))
         leaves = [
-            _moment(x, v.format, block, jax.random.fold_in(own, i)) if _is_moment(v) else x
-            for i, (v, x) in enumerate(zip(old, treedef.flatten_up_to(new), strict=True))
+            _moment(x, block, v.materialise(), jax.random.fold_in(own, i))
+            if _is_moment(v)
+            else x
+            for i, (v, x) in pairs
         ]
         return updates, QuantisedState(treedef.unflatten(leaves), following)
 
@@ -143,24 +183,34 @@ def _sizes(shape: Sequence[int], block: int) -> tuple[int, ...]:
     return sizes_along(shape, block, divisor)
 
 
-def _moment(x: Any, dtype: str, block: int, key: Any) -> Moment:
-    return _rounded(x, jax.random.uniform(key, x.shape), dtype, block)
-
-
-def _rounded(x: Any, noise: Any, dtype: str, block: int) -> Moment:
-    """An array in 8 bits. ``noise``, from 0 to 1, is what part of a step to add before rounding down."""
-    sizes, info = _sizes(x.shape, block), jnp.finfo(dtype)
-    most, smallest = float(info.max), float(info.smallest_subnormal)
+def _moment(x: Any, block: int, before: Any = None, key: Any = None) -> Moment:
+    """An array in 8 bits, to the nearest, or by a key as `quantised_moments` says."""
+    sizes = _sizes(x.shape, block)
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    scale = scale_in(x.dtype, of_blocks(jnp.max, abs(wide), sizes) * (1 / most), most)
-    scale = with_nan(scale, wide, sizes)
-    ratio = relative(wide, scale.astype(wide.dtype))
-    # The steps between numbers of the format double with each power of two.
-    power = jnp.maximum(jnp.frexp(ratio)[1] - 1, info.minexp) - info.nmant
-    step = jnp.ldexp(jnp.ones((), wide.dtype), power)
-    rounded = jnp.clip(jnp.floor(ratio / step + noise) * step, -most, most)
-    has_no_negative = of_blocks(jnp.max, -wide, sizes) <= 0
-    stays_positive = blockwise(jnp.logical_and, wide > 0, has_no_negative)
-    rounded = jnp.where(stays_positive, jnp.maximum(rounded, smallest), rounded)
-    v = Float8(rounded.astype(dtype), scale)
-    return Moment(v.codes, v.scale, v.format)
+    most = of_blocks(jnp.max, abs(wide), sizes)
+    scale = with_nan(most, wide, sizes)
+    has_signs = of_blocks(jnp.max, -wide, sizes) > 0
+    with_signs, magnitude = (_of_entries(y, x) for y in (has_signs, scale))
+    part = relative(abs(wide), scale)
+
+    def neighbours(top: int, power: int) -> tuple[Any, Any, Any]:
+        """The code below, and what it and the next one stand for."""
+        code = jnp.clip(jnp.floor(part ** (1 / power) * top), 0, top - 1)
+        return code, _part(code, top, power), _part(code + 1, top, power)
+
+    pairs = zip(neighbours(*_SIGNED), neighbours(*_UNSIGNED), strict=True)
+    code, low, high = (jnp.where(with_signs, *pair) for pair in pairs)
+    noise: Any = 0.5
+    if key is not None:
+        has_moved = abs(wide - before.astype(wide.dtype)) > 0.5 * (high - low) * magnitude
+        noise = jnp.where(
+            has_moved & with_signs, 0.5, jax.random.uniform(key, x.shape, wide.dtype)
+        )
+    code += jnp.floor((part - low) / (high - low) + noise)
+    # An optimiser divides by the root of a second moment.
+    code = jnp.where(~with_signs & (wide > 0), jnp.maximum(code, 1), code)
+    signed = (jnp.sign(wide) * code).astype(jnp.int8)
+    bits = lax.bitcast_convert_type(signed, jnp.uint8)
+    codes = jnp.where(with_signs, bits, code.astype(jnp.uint8))
+    signed_scale = jnp.where(has_signs, scale, -scale)
+    return Moment(codes, signed_scale, str(x.dtype))
