@@ -63,6 +63,10 @@ def test_programs_stay_implicit(name, bulk):
 
 
 def test_axes_of_length_one_come_and_go_around_the_parts():
+    deep = tuple(Quantised.quantise(normal(1, 2, n, 1)) for n in (4, 5))
+    fewer = jaxrewrite.transform(lambda v: lax.squeeze(v, (0, 3)), materialise="forbid")
+    got = fewer(Concatenated(deep, -2))
+    assert (type(got), got.shape, got.axis) == (Concatenated, (2, 9), -1)
     parts = tuple(Quantised.quantise(normal(1, n, 3)) for n in (4, 5))
     v = Concatenated(parts, -2)
     squeeze = jaxrewrite.transform(lambda v: lax.squeeze(v, (0,)), materialise="forbid")

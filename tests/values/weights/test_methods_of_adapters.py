@@ -100,6 +100,9 @@ def test_devices_have_whole_columns_of_a_dora():
     assert of_columns.magnitude == PartitionSpec(None, "x") == of_columns.w
     assert v.leaf_specs(PartitionSpec()).magnitude == PartitionSpec(None, None)
     assert v.leaf_specs(PartitionSpec("x")) is NotImplemented
+    factors = normal(2, 3, 4), normal(4, 6)
+    kernel = Dora.of(Lora(normal(2, 3, 6), *factors, rows=(-3, -2), cols=(-1,)))
+    assert kernel.leaf_specs(PartitionSpec(None, "x")) is NotImplemented
 
 
 def test_stacked_dora_in_a_scan():
