@@ -296,7 +296,7 @@ def test_each_primitive_is_in_a_family_or_has_a_reason():
 
 
 def test_each_known_signature_is_of_an_equation_of_its_primitive():
-    for name in _signatures._programs():
-        # Without the cache, which rules of the library have filled.
+    # Without the caches, which rules of the library have filled.
+    for name in _signatures._programs.__wrapped__():
         signature = _signatures.known.__wrapped__(look_up_primitive(name))
         assert signature is not None, name
