@@ -1,5 +1,6 @@
 """Pattern rules: what matches, what does not, and what takes its place."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Literal
@@ -897,6 +898,9 @@ def test_near_misses():
     (used,) = why(lambda x: (lambda e: jnp.log(e.sum(-1)) + e[:, 0])(jnp.exp(x)))
     assert "the result of 'exp'" in used and "keep=True" in used
     assert why(jnp.sin) == []
+    miss = near_misses(lambda x: jnp.sqrt(x**2 + x * x), rules=RULES)(X)[0]
+    assert f" at {__file__}:{miss.line}: there is" in str(miss)
+    assert " at an unknown place: " in str(dataclasses.replace(miss, file=""))
     assert str(near_misses(jnp.sin, rules=RULES)(X)) == "No pattern rule almost matches."
 
 

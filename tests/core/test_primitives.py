@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxrewrite import _compat, primitives
+from jaxrewrite import _compat, _signatures, primitives
 from jaxrewrite._core.rewrite import handlers
+from jaxrewrite._core.rules import look_up_primitive
 
 
 ALIASES = {
@@ -292,3 +293,10 @@ def test_each_primitive_is_in_a_family_or_has_a_reason():
     assert installed - known - listed - handlers.keys() == set()
     assert known <= installed
     assert not known & listed
+
+
+def test_each_known_signature_is_of_an_equation_of_its_primitive():
+    # Without the caches, which rules of the library have filled.
+    for name in _signatures._programs.__wrapped__():
+        signature = _signatures.known.__wrapped__(look_up_primitive(name))
+        assert signature is not None, name

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import sparse
 
 from jaxrewrite._insight import costs
 
@@ -53,6 +54,13 @@ PRODUCTS = {
 def test_products_cost_what_xla_says(name):
     fn, *args = PRODUCTS[name]
     np.testing.assert_allclose(ours(fn, *args).flops, xla(fn, *args), rtol=0.05)
+
+
+@pytest.mark.parametrize("columns", [1, 5])
+def test_a_sparse_product_costs_two_operations_for_each_entry_and_column(columns):
+    matrix = sparse.BCOO.fromdense(jnp.eye(4, 6), nse=4)
+    found = ours(lambda x: matrix @ x, ones(6, columns))
+    assert found.flops == 2 * 4 * columns
 
 
 def square(n):

@@ -338,9 +338,14 @@ FORMS = {
 }
 
 
-def test_attention_of_a_library_is_found():
+@pytest.mark.parametrize(
+    "form", ["equinox mask", "jax causal", "alibi", "textbook", "bert"]
+)
+def test_attention_of_a_library_is_found(form):
     """As in the slow tests below, of a few patterns: to look for all of them takes longer."""
-    fn, args, name = FORMS["equinox mask"]
+    fn, args, name = FORMS[form]
+    if form == "textbook":
+        args, name = (*heads_first(Q, K, V), MASK), "attention_scaled_masked"
     few, answers = spied(rules, ["attention_by_heads", name])
     got = jaxrewrite.transform(fn, rules=few)(*args)
     assert answers == [name]

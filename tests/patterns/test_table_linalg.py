@@ -239,6 +239,15 @@ def test_some_programs_in_one():
         np.testing.assert_allclose(g, want, 2e-4, 2e-4)
 
 
+def test_the_derivative_of_a_determinant_of_zero_is_zero():
+    """JAX's own is not a number, and a batch may have one such matrix."""
+    stack = jnp.stack([jnp.diag(jnp.array([1.0, 0.0])), jnp.asarray(A)[:2, :2]])
+    _, (signs, slopes) = jax.jvp(_linalg.slogdet, (stack,), (jnp.ones_like(stack),))
+    assert not signs.any() and slopes[0] == 0
+    _, want = jax.jvp(jnp.linalg.slogdet, (stack[1],), (jnp.ones((2, 2)),))
+    np.testing.assert_allclose(slopes[1], want[1], rtol=1e-5)
+
+
 def test_a_determinant_of_zero_has_the_logarithm_of_zero():
     rewritten = jaxrewrite.transform(lambda a: jnp.log(det(a)), rules=TABLE)
     assert rewritten(jnp.diag(jnp.array([1.0, 0.0]))) == -jnp.inf

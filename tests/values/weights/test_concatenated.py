@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec
 
 import jaxrewrite
 from jaxrewrite.testing import assert_same
@@ -60,6 +61,41 @@ def test_programs_stay_implicit(name, bulk):
     got = jaxrewrite.transform(PROGRAMS[name], materialise="forbid")(v, x)
     want = PROGRAMS[name](v.materialise(), x)
     np.testing.assert_allclose(got, want, 1e-5, 1e-5)
+
+
+def test_axes_of_length_one_come_and_go_around_the_parts():
+    deep = tuple(Quantised.quantise(normal(1, 2, n, 1)) for n in (4, 5))
+    fewer = jaxrewrite.transform(lambda v: lax.squeeze(v, (0, 3)), materialise="forbid")
+    got = fewer(Concatenated(deep, -2))
+    assert (type(got), got.shape, got.axis) == (Concatenated, (2, 9), -1)
+    parts = tuple(Quantised.quantise(normal(1, n, 3)) for n in (4, 5))
+    v = Concatenated(parts, -2)
+    squeeze = jaxrewrite.transform(lambda v: lax.squeeze(v, (0,)), materialise="forbid")
+    rows = squeeze(v)
+    assert (type(rows), rows.shape, rows.axis) == (Concatenated, (9, 3), -2)
+    widen = lambda v: lax.broadcast_in_dim(v, (2, 9, 6, 3), (0, 1, 3))
+    wide = jaxrewrite.transform(widen, materialise="forbid")(v)
+    assert (type(wide), wide.shape, wide.axis) == (Concatenated, (2, 9, 6, 3), -3)
+    for got, fn in ((rows, lambda x: x[0]), (wide, widen)):
+        np.testing.assert_allclose(got.materialise(), fn(v.materialise()), 1e-6)
+    # One row of a part without others is repeated, which no part alone says.
+    empty, row = (Quantised.quantise(normal(n, 3)) for n in (0, 1))
+    repeat = lambda v: lax.broadcast_in_dim(v, (4, 3), (0, 1))
+    one = Concatenated((empty, row), -2)
+    repeated = jaxrewrite.transform(repeat, materialise="allow")(one)
+    np.testing.assert_allclose(
+        jaxrewrite.materialise(repeated), repeat(one.materialise()), 1e-6
+    )
+    gone = jaxrewrite.transform(lambda v: lax.squeeze(v, (0,)), materialise="allow")(one)
+    np.testing.assert_allclose(jaxrewrite.materialise(gone), one.materialise()[0], 1e-6)
+
+
+def test_devices_share_the_axes_along_which_no_parts_lie():
+    v = of(normal(10, 8), block=6)
+    specs = v.leaf_specs(PartitionSpec(None, "x"))
+    assert specs.parts == (PartitionSpec(None, "x"),) * 2
+    assert v.leaf_specs(PartitionSpec()).parts == (PartitionSpec(),) * 2
+    assert v.leaf_specs(PartitionSpec("x")) is NotImplemented
 
 
 @pytest.mark.parametrize(

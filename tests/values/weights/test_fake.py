@@ -8,6 +8,7 @@ import optax
 import pytest
 from choose import slow
 from jax import lax
+from jax.sharding import PartitionSpec
 
 import jaxrewrite
 from jaxrewrite.testing import assert_same
@@ -231,3 +232,9 @@ def test_weights_that_are_not_finite_show():
     w = normal(4, 4).at[1, 2].set(jnp.inf)
     assert not np.isfinite(np.asarray(fake(w)))[:, 2].any()
     assert np.isfinite(np.asarray(fake(w)))[:, 3].all()
+
+
+def test_devices_share_axes_that_no_block_lies_along():
+    v = FakeQuantised(normal(4, 6), 8, block=(1, 3))
+    assert v.leaf_specs(PartitionSpec("x")).w == PartitionSpec("x")
+    assert v.leaf_specs(PartitionSpec(None, "x")) is NotImplemented

@@ -11,6 +11,7 @@ import jax.test_util
 import numpy as np
 import pytest
 from choose import often
+from jax.sharding import PartitionSpec
 
 import jaxrewrite
 from jaxrewrite.values import (
@@ -91,6 +92,17 @@ def test_dora_begins_as_the_weight_and_trains_as_in_the_paper():
 def test_a_column_of_zeros_stays_zero():
     v = Dora.of(Lora(jnp.zeros((4, 2)), jnp.ones((4, 1)), jnp.zeros((1, 2))))
     assert not multiply(v, jnp.ones((1, 4))).any()
+
+
+def test_devices_have_whole_columns_of_a_dora():
+    v = Dora.of(Lora(normal(4, 6), normal(4, 2), normal(2, 6)))
+    of_columns = v.leaf_specs(PartitionSpec(None, "x"))
+    assert of_columns.magnitude == PartitionSpec(None, "x") == of_columns.w
+    assert v.leaf_specs(PartitionSpec()).magnitude == PartitionSpec(None, None)
+    assert v.leaf_specs(PartitionSpec("x")) is NotImplemented
+    factors = normal(2, 3, 4), normal(4, 6)
+    kernel = Dora.of(Lora(normal(2, 3, 6), *factors, rows=(-3, -2), cols=(-1,)))
+    assert kernel.leaf_specs(PartitionSpec(None, "x")) is NotImplemented
 
 
 def test_stacked_dora_in_a_scan():
