@@ -83,9 +83,9 @@ def test_an_example_shows_what_it_says(name, tmp_path):
 
 
 def assert_about_equal(rows, wanted):
-    """The same table, but for what the text changes that the example trains on."""
+    """The same table, but for what the text changes that the example trains on: up to two thirds."""
     assert [row[0] for row in rows] == [row[0] for row in wanted]
     assert rows[0] == wanted[0]
     for row, of_page in zip(rows[1:], wanted[1:], strict=True):
         for x, y in zip(row[1:], of_page[1:], strict=True):
-            assert x == y or float(x) == pytest.approx(float(y), rel=0.5, abs=1e-3), row
+            assert x == y or float(x) == pytest.approx(float(y), rel=0.75, abs=1e-3), row
