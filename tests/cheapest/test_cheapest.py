@@ -1,11 +1,13 @@
 """``materialise="cheapest"``: what it chooses, and that results are the same."""
 
 import collections
+import itertools
 import zlib
 
 import jax
 import jax.numpy as jnp
 import pytest
+from choose import every
 from jax import lax
 from jaxtyping import ArrayLike
 
@@ -334,9 +336,10 @@ def floats(fn, value, x):
 
 
 @pytest.mark.usefixtures("bulk")
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("program", [chain, loop, branch])
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize(
+    ("name", "program", "seed"),
+    every(4, list(itertools.product(VALUES, [chain, loop, branch], range(3)))),
+)
 def test_results_are_those_of_dense_arrays(name, program, seed, at_random):
     at_random(seed)
     value, x = VALUES[name](), random(7, 3, 4)
