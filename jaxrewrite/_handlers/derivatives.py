@@ -225,8 +225,10 @@ _lifting_all = bounded_cache(1024)
 
 def _lifts_all(value: Value) -> bool:
     """Whether each entry of a tangent comes back, as a multiple, from the leaves made of it."""
-    if not _has_way_back(value) or not _loses_its_layer(value):
-        return True  # There is no projection, or tangents are no arrays.
+    if not (
+        is_inexact(aval_of(value)) and _has_way_back(value) and _loses_its_layer(value)
+    ):
+        return True  # There are no tangents, or none is projected, or they are no arrays.
     children, treedef = parts(value)
     like = aval_of(value).to_tangent_aval()
     key = (treedef, tuple(avals_of(children)), like, _compat.trace_context())

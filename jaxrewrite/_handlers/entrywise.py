@@ -11,6 +11,7 @@ import enum
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from .. import _compat, primitives
@@ -78,7 +79,8 @@ def dependences(jaxpr: AnyJaxpr, operands: Sequence[Dependence]) -> list[Depende
             return env[atom]
         if np.ndim(atom.val):
             return FIXED
-        return ZERO if atom.val == 0 else FIXED._replace(beside=_NUMBER)
+        is_zero = np.result_type(atom.val) == jax.dtypes.float0 or atom.val == 0
+        return ZERO if is_zero else FIXED._replace(beside=_NUMBER)
 
     for eqn in jaxpr.eqns:
         results = _of_equation(eqn, list(map(read, eqn.invars)))

@@ -586,6 +586,15 @@ def test_a_type_that_does_not_say_which_tangents_it_can_hold(v, is_kept):
     assert_same(got, dense, 1e-5)
 
 
+def test_what_has_no_tangents_is_projected_from_nowhere():
+    """Tags of integers, which meet a function with a rule beside an array with tangents."""
+    mask, i = jnp.zeros((N, N), bool), jnp.arange(N)
+    fn = transform(lambda v: jnp.logaddexp(v, i))
+    tagged = lambda x: values.Masked(values.Tagged(x, "tag"), mask)
+    got = jax.grad(lambda x: fn(tagged(x)).array.array.sum())(X)
+    assert_same(got, jax.grad(lambda x: jnp.logaddexp(x, i).sum())(X), 1e-6)
+
+
 # --- leaves that an array does not depend on ------------------------------------------------
 
 

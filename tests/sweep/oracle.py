@@ -619,6 +619,10 @@ def _judge(program: Any, tainted: bool) -> Verdict:
     # what the dense program multiplies infinities by where a value multiplies nothing.
     is_empty, is_spoilt = _meets_no_entries(program), _is_spoilt(program)
     is_derivative = program.mode in ("grad", "jvp", "jacfwd")
+    if is_derivative and is_spoilt:
+        want = _without_unread(program, keep, want)
+        if all(map(same, got, want)):
+            return Verdict("ok", "what the results do not depend on is not finite")
     if is_empty and (is_derivative or is_spoilt):
         got = [jnp.where(jnp.isnan(g), w, g) for g, w in zip(got, want, strict=True)]
     if is_derivative:
@@ -701,6 +705,27 @@ def _is_spoilt(program: Any) -> bool:
     operands = operands_of(program)
     arrays = jax.tree.leaves(jax.tree.map(key_data, (operands, dense(operands))))
     return any(not np.isfinite(wide(x)).all() for x in arrays)
+
+
+def _without_unread(program: Any, keep: list[int], want: list[Any]) -> list[Any]:
+    """The derivatives, without what is NaN by entries that they do not depend on.
+
+    The dense program multiplies these by zero. With a finite number in the place of what is not finite
+    the derivatives are numbers, and they are the same with another one.
+    """
+
+    def with_number(number: float) -> list[Any]:
+        def finite(x: Any) -> Any:
+            is_float = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
+            return jnp.where(jnp.isfinite(x), x, number).astype(x.dtype) if is_float else x
+
+        leaves = jax.tree.leaves(
+            run_dense(program, lambda tree: jax.tree.map(finite, tree))
+        )
+        return [leaves[i] for i in keep]
+
+    both = zip(want, with_number(1.5), with_number(-2.5), strict=True)
+    return [jnp.where(jnp.isnan(w) & (a == b), a, w) for w, a, b in both]
 
 
 def _meets_no_entries(program: Any) -> bool:
