@@ -19,7 +19,7 @@ from jax.tree_util import tree_flatten, tree_leaves
 
 from .. import _compat
 from .._compat import Jaxpr, JaxprEqn, Literal, Var
-from .._core.avals import aval_of, avals_of, children, is_adopted
+from .._core.avals import aval_of, avals_of, is_adopted, values_inside
 from .._core.builder import Rewritten
 from .._core.caches import WeakCaches
 from .._core.dead_code import live_equations
@@ -170,21 +170,14 @@ class ChoosingRewriter(Rewriter):
 
     def may_choose(self, value: Value) -> bool:
         """Whether a value is the same array when it is dense, as far as its type tells."""
-        policies = (policy_on(t, self.rewriting.settings.policy) for t in _types_in(value))
-        is_silent = all(policy == "allow" for policy in policies)
+        policy = self.rewriting.settings.policy
+        types = map(type, (value, *values_inside(value)))
+        is_silent = all(policy_on(cls, policy) == "allow" for cls in types)
         return is_silent and not annotations_in(value) and not is_adopted(value)
 
     def is_dense(self, value: Value) -> bool:
         """Whether a value has become dense already."""
         return (id(value), is_never) in self.dense
-
-
-def _types_in(x: Any) -> Iterator[type[Value]]:
-    """The types of a value and of the values inside of it."""
-    if is_value(x):
-        yield type(x)
-        for child in children(x)[0]:
-            yield from _types_in(child)
 
 
 _NO_PLAN = Plan({}, 0.0)

@@ -51,6 +51,14 @@ def children(value: Value) -> tuple[list[Any], PyTreeDef]:
     return tree_flatten(value, is_leaf=lambda x: x is not value and is_value(x))
 
 
+def values_inside(value: object) -> Iterator[Value]:
+    """The values inside of a value, at any depth; inside of an array, there are none."""
+    for child in children(value)[0] if is_value(value) else ():
+        if is_value(child):
+            yield child
+            yield from values_inside(child)
+
+
 def no_pytree(value: Value) -> TypeError:
     """Return the error for a value that is not a pytree."""
     return TypeError(

@@ -27,7 +27,7 @@ from jax.tree_util import (
 from .. import _compat
 from .._compat import Jaxpr, ShapedArray, Tree
 from .._core import hooks
-from .._core.avals import aval_of, avals_of, children, is_adopted
+from .._core.avals import aval_of, avals_of, children, is_adopted, values_inside
 from .._core.dead_code import drop_dead_code
 from .._core.errors import add_note, at_line
 from .._core.notices import warn
@@ -36,7 +36,7 @@ from .._core.rules import Rule, RulesInForce, global_rules
 from .._core.settings import Settings, use_settings
 from .._core.site import describe_operand
 from .._core.traces import Rewriting
-from .._core.value import Operand, Value, is_value
+from .._core.value import Operand, is_value
 from . import collector
 from .closures import Staging, run_of
 from .program import Program
@@ -162,7 +162,7 @@ def _check_nesting(
             continue
         cls = type(value)
         if cls in map(type, children(value)[0]) and not any(
-            type(x) is cls for like in likes for x in _inside(like)
+            type(x) is cls for like in likes for x in values_inside(like)
         ):
             name = cls.__name__
             raise TypeError(
@@ -170,14 +170,6 @@ def _check_nesting(
                 "closes over, or makes, has met an argument, which it saw as an array. Pass the "
                 "value as an argument."
             )
-
-
-def _inside(operand: Operand) -> Iterator[Value]:
-    """The values inside of a value; of an array, there are none."""
-    for part in children(operand)[0] if is_value(operand) else ():
-        if is_value(part):
-            yield part
-            yield from _inside(part)
 
 
 def _as_weak_as(builder: Rewriter, result: Operand, aval: ShapedArray) -> Operand:

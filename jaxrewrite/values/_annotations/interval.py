@@ -635,15 +635,9 @@ def _bilinear(
 
 
 def _widened(x: Any, dtype: Any) -> Any:
-    """An operand of a product in a wider dtype.
-
-    Sums of infinite bounds are infinite or NaN, so that what may be NaN spreads by itself. Only
-    bounds that are finite there become NaN: to write them takes as long as a product.
-    """
-    if not isinstance(x, Interval):
-        return x.astype(dtype)
-    ends = _ends(x) if math.isinf(highest(x.dtype)) else _numbers(x)
-    return Interval(*(end.astype(dtype) for end in ends))
+    if isinstance(x, Interval):
+        return Interval(*(end.astype(dtype) for end in _numbers(x)))
+    return x.astype(dtype)
 
 
 def _rounding(x: Any, y: Any, primitive: Any, params: Any) -> tuple[Any, Any]:

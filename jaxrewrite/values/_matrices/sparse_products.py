@@ -29,7 +29,7 @@ def product(matrix: BCOO | BCSR, x: Any) -> Any:
     """The product of a matrix along the first axis of an array after those of the batch."""
     batch = matrix.n_batch
     columns = math.prod(x.shape[batch + 1 :])
-    if not batch and is_vector(x):
+    if not batch and columns == 1:
         y = _times_vector(matrix, x.reshape(matrix.shape[1]))
         return y.reshape(matrix.shape[0], *x.shape[1:])
     is_fast = matrix.dtype.name in _COMPRESSED_DTYPES and not batch

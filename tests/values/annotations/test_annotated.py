@@ -1037,6 +1037,22 @@ def test_bounds_hold(compiled, centre, radius, where):
     bounds_hold(compiled(tuple(BOUNDED_BRIEFLY)), centre, radius, where)
 
 
+def test_bounds_that_are_values_are_those_of_the_dense_program():
+    """A value rounds its products in another way, of which the bounds of a point know nothing."""
+    draw = np.random.default_rng(0)
+    product = lambda x, v: lax.dot_general(x, v, (((0,), (0,)), ((), ())))
+    for _ in range(5):
+        a, b, x = (
+            jnp.asarray(draw.normal(size=shape), jnp.float32)
+            for shape in ((4, 2), (2, 4), (4, 2))
+        )
+        bound = values.LowRank(a, b)
+        bounds = Interval(bound, bound)
+        got = jaxrewrite.transform(product, materialise="allow")(x, bounds)
+        dense = product(x, jaxrewrite.materialise(bound))
+        assert (got.lower <= dense).all() and (dense <= got.upper).all()
+
+
 def test_bounds_of_more_functions_hold_on_a_grid(compiled):
     """On numbers of both signs; the slow test has random ones."""
     centre = np.linspace(-4, 4, 12, dtype="float32").reshape(3, 4)
