@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -52,6 +52,33 @@ def without_dead_code_wrapper(fn: Any) -> Any:
     if inner is None or not all(_captured(thunk)["used_outs"]):
         return fn
     return without_dead_code_wrapper(_captured(thunk)[inner])
+
+
+def forward_rule(
+    params: Mapping[str, Any], perturbed: Sequence[bool]
+) -> tuple[Any, Sequence[Any], int, list[int | None]]:
+    """Trace the forward rule of a custom_vjp equation, for a choice of perturbed operands.
+
+    Returns the rule's jaxpr and its consts, the number of residuals among the jaxpr's results,
+    and for each residual the operand that it is, or ``None``. JAX keeps the jaxpr for each choice
+    and the residuals' tree, which the backward rule reads, for the latest trace alone. So a rule
+    that sees the choice, and may save other residuals for another one, is traced anew.
+    """
+    thunk = params["fwd_jaxpr_thunk"]
+    if params["symbolic_zeros"]:
+        _forget(thunk, tuple(perturbed))
+    jaxpr, consts = thunk.call_wrapped(*perturbed)
+    _, tree, forwarded = params["out_trees"]()
+    return jaxpr, consts, tree.num_leaves - sum(i is not None for i in forwarded), forwarded
+
+
+def _forget(thunk: WrappedFun, perturbed: tuple[bool, ...]) -> None:
+    """Forget a jaxpr that JAX keeps of a forward rule, also within the wrappers around it."""
+    memo = _captured(thunk.f)
+    memo["cells"].pop(perturbed, None)
+    inner = _captured(memo["fn"]).get("fwd_jaxpr_thunk")
+    if inner is not None:
+        _forget(inner, perturbed)
 
 
 def same_derivatives(a: JaxprEqn, b: JaxprEqn) -> bool:

@@ -169,10 +169,7 @@ def _apply_forward(
 ) -> tuple[list[Any], list[Any]]:
     """Run the user's forward rule on values; returns residuals and results."""
     with use_settings(settings.of_traced()):
-        jaxpr, consts = site.params["fwd_jaxpr_thunk"].call_wrapped(*nonzero)
-    # After the rule has run, JAX knows which residuals are operands passed on.
-    _, residual_tree, forwarded = site.params["out_trees"]()
-    num_computed = residual_tree.num_leaves - sum(i is not None for i in forwarded)
+        jaxpr, consts, num_computed, forwarded = _compat.forward_rule(site.params, nonzero)
     dense = [*[False] * num_computed, *map(is_array, structures)]
     out = run_on_values(
         settings,
@@ -302,9 +299,7 @@ def _residuals(
 ) -> list[Any]:
     """The residuals of the forward rule while a jaxpr is made; known numbers stay known."""
     with use_settings(settings.of_traced()):
-        jaxpr, consts = site.params["fwd_jaxpr_thunk"].call_wrapped(*nonzero)
-    _, residual_tree, forwarded = site.params["out_trees"]()
-    num_computed = residual_tree.num_leaves - sum(i is not None for i in forwarded)
+        jaxpr, consts, num_computed, forwarded = _compat.forward_rule(site.params, nonzero)
     jaxpr = _compat.constants_first(jaxpr)
     results = _compat.inline_into_current_trace(jaxpr, [*consts, *operands])
     known: dict[Any, Any] = dict(zip(jaxpr.invars, consts, strict=False))

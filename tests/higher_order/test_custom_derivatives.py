@@ -311,6 +311,15 @@ def test_operands_in_turn(rule, diagonal, name, first):
         close(got, want)
 
 
+def test_dense_derivatives_before_those_of_values():
+    """JAX keeps one tree of residuals for a jitted rule, that of the latest derivative of all."""
+    fn = jax.jit(frugal_product)
+    of_value = allow(lambda v, y: jnp.sum(fn(v, y) ** 2))
+    of_array = lambda v, y: jnp.sum(fn(v.materialise(), y) ** 2)
+    want = [jax.grad(of_array, i)(make("lora"), X) for i in (0, 1)]
+    close([jax.grad(of_value, i)(make("lora"), X) for i in (0, 1)], want)
+
+
 def test_nondifferentiable_arguments():
     @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2))
     def apply(fn, x, n):
