@@ -23,6 +23,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float32, Int8
 
 from .._base.contract import Labels, along_result, contract, transpose
+from .._base.placement import may_be_split
 
 
 _BASE = 256
@@ -124,7 +125,23 @@ def _largest_bits(x: Any, axes: Sequence[int]) -> Any:
     dtype = jnp.dtype(f"int{8 * x.dtype.itemsize}")
     without_sign = np.array(jnp.iinfo(dtype).max, dtype)
     magnitudes = lax.bitcast_convert_type(x, dtype) & without_sign
+    if axes and not may_be_split():
+        magnitudes = _halved(magnitudes, axes[-1])
     return lax.reduce(magnitudes, np.zeros((), dtype), lax.max, tuple(axes))
+
+
+def _halved(x: Any, axis: int) -> Any:
+    """The maxima of the two halves along an axis, up to seven times.
+
+    XLA on a CPU reduces a long axis in three kernels, which take up to five times as long as
+    this one. A kernel with more maxima takes longer to compile.
+    """
+    for _ in range(7):
+        size = x.shape[axis]
+        if not isinstance(size, int) or size <= 32 or size % 2:
+            break
+        x = lax.max(*jnp.split(x, 2, axis))
+    return x
 
 
 def _digits(x: Any) -> Any:
@@ -139,7 +156,12 @@ def _digits(x: Any) -> Any:
     number = rounded.astype(jnp.int32)
     halves = np.int32(0x80_8080)
     number = (number + halves) ^ halves
-    return jnp.moveaxis(lax.bitcast_convert_type(number, jnp.int8), -1, 0)
+    # Bytes of a bitcast are along the last axis. To move them to the front takes up to twice as
+    # long as to shift each number four times.
+    shifts = lax.expand_dims(np.arange(0, 8 * _DIGITS, 8, np.int32), range(1, x.ndim + 1))
+    number, shifts = jnp.broadcast_arrays(number, shifts)
+    bytes_ = lax.shift_right_logical(number, shifts).astype(jnp.uint8)
+    return lax.bitcast_convert_type(bytes_, jnp.int8)
 
 
 def integer_products(q: Any, x: Any, qs: Labels, xs: Labels, out: Labels) -> Any:
