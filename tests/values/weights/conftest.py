@@ -4,12 +4,13 @@ import jax
 import pytest
 
 import jaxrewrite
-from jaxrewrite.values._weights import products
+from jaxrewrite.values._weights import digits, products
 
 
 @pytest.fixture
 def on_one_device(monkeypatch):
     """Products are chosen as on a machine with one device; the tests run on eight."""
     monkeypatch.setattr(products, "_may_be_split", lambda: False)
+    monkeypatch.setattr(digits, "may_be_split", lambda: False)
     jaxrewrite.clear_caches()
     jax.clear_caches()

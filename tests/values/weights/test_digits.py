@@ -407,3 +407,17 @@ def test_a_nan_is_not_lost_among_many_rows(in_digits, optimised):
     v = Quantised(jnp.ones((1024, 8), jnp.int8), jnp.ones((1, 1)))
     x = normal(66, 1024).at[jnp.arange(66), jnp.arange(66) * 15].set(jnp.nan)
     assert jnp.isnan(jax.jit(forbid(lambda v, x: x @ v))(v, x)).all()
+
+
+@pytest.mark.parametrize("axes", [(1,), (0, 1)])
+def test_the_largest_entry_wherever_it_is(axes, on_one_device):
+    """In each half, before and after the halves are odd or short."""
+    shape = (3, 7 * 2**9)
+    x = np.asarray(normal(*shape))
+    largest = jax.jit(lambda x: digits.largest(x, axes))
+    for i in (0, 1, 55, 56, 1791, 1792, 3527, 3583):
+        with_most = np.array(x)
+        with_most[:, i] = [-7, 8, -9]
+        np.testing.assert_array_equal(largest(with_most), abs(with_most).max(axes))
+    with_most[1, 100] = np.nan
+    np.testing.assert_array_equal(largest(with_most), abs(with_most).max(axes))
