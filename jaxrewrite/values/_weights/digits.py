@@ -158,7 +158,8 @@ def _digits(x: Any) -> Any:
     number = (number + halves) ^ halves
     # Bytes of a bitcast are along the last axis. To move them to the front takes up to twice as
     # long as to shift each number four times.
-    shifts = lax.expand_dims(np.arange(0, 8 * _DIGITS, 8, np.int32), range(1, x.ndim + 1))
+    shifts: Any = np.arange(0, 8 * _DIGITS, 8).astype(np.int32)
+    shifts = lax.expand_dims(shifts, range(1, x.ndim + 1))
     number, shifts = jnp.broadcast_arrays(number, shifts)
     bytes_ = lax.shift_right_logical(number, shifts).astype(jnp.uint8)
     return lax.bitcast_convert_type(bytes_, jnp.int8)
