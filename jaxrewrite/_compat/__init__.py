@@ -129,7 +129,7 @@ from .types import (
 )
 from .wrappers import (
     JAXPRS as JAXPRS,
-    forward_rule as forward_rule,
+    ForwardRule as ForwardRule,
     is_bookkeeping as is_bookkeeping,
     is_wrapped_function as is_wrapped_function,
     same_derivatives as same_derivatives,

@@ -54,22 +54,41 @@ def without_dead_code_wrapper(fn: Any) -> Any:
     return without_dead_code_wrapper(_captured(thunk)[inner])
 
 
-def forward_rule(
-    params: Mapping[str, Any], perturbed: Sequence[bool]
-) -> tuple[Any, Sequence[Any], int, list[int | None]]:
-    """Trace the forward rule of a custom_vjp equation, for a choice of perturbed operands.
+class ForwardRule:
+    """The forward rule of a custom_vjp equation with these parameters.
 
-    Returns the rule's jaxpr and its consts, the number of residuals among the jaxpr's results,
-    and for each residual the operand that it is, or ``None``. JAX keeps the jaxpr for each choice
-    and the residuals' tree, which the backward rule reads, for the latest trace alone. So a rule
-    that sees the choice, and may save other residuals for another one, is traced anew.
+    JAX keeps a jaxpr of it for each choice of perturbed operands. But the structure of its
+    residuals, which the backward rule reads, is that of the latest trace alone, where the rule may
+    save other residuals for another choice if it has symbolic zeros.
     """
-    thunk = params["fwd_jaxpr_thunk"]
-    if params["symbolic_zeros"]:
-        _forget(thunk, tuple(perturbed))
-    jaxpr, consts = thunk.call_wrapped(*perturbed)
-    _, tree, forwarded = params["out_trees"]()
-    return jaxpr, consts, tree.num_leaves - sum(i is not None for i in forwarded), forwarded
+
+    def __init__(self, params: Mapping[str, Any]):
+        self._params = params
+        self._structures: dict[Sequence[bool], Any] = {}
+
+    def _structure(self) -> Any:
+        return self._params["out_trees"]()[1:]
+
+    def trace(
+        self, perturbed: Sequence[bool]
+    ) -> tuple[Any, Sequence[Any], int, list[int | None]]:
+        """Trace the rule.
+
+        Returns its jaxpr and consts, the number of residuals among the jaxpr's results, and for
+        each residual the operand that it is, or ``None``.
+        """
+        thunk, choice = self._params["fwd_jaxpr_thunk"], tuple(perturbed)
+        if self._params["symbolic_zeros"]:
+            _forget(thunk, choice)
+        jaxpr, consts = thunk.call_wrapped(*choice)
+        tree, forwarded = self._structures[choice] = self._structure()
+        num_computed = tree.num_leaves - sum(i is not None for i in forwarded)
+        return jaxpr, consts, num_computed, forwarded
+
+    def restore(self, perturbed: Sequence[bool]) -> None:
+        """Let the backward rule read the residuals of this choice, for which it was traced."""
+        if self._structure() != self._structures[tuple(perturbed)]:
+            self.trace(perturbed)
 
 
 def _forget(thunk: WrappedFun, perturbed: tuple[bool, ...]) -> None:

@@ -20,5 +20,6 @@ from . import (
     linear_solve as linear_solve,
     scan as scan,
     shard_map as shard_map,
+    traced_anew as traced_anew,
     while_loop as while_loop,
 )

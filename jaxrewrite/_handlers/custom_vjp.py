@@ -53,6 +53,7 @@ from .tangent_spaces import (
     of_results,
     run_on_tangents,
 )
+from .traced_anew import traced_anew
 
 
 def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
@@ -69,17 +70,20 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
     if ignores_custom_rules(operands):
         return call_function(site, call, rewritten, operands)
     structures = targets(rewritten)
+    rule = _compat.ForwardRule(site.params)
+
+    def nonzero(perturbed: Sequence[bool]) -> list[bool]:
+        # A rule without symbolic zeros assumes that all operands are perturbed.
+        return [not symbolic or is_perturbed for is_perturbed in perturbed[num_consts:]]
 
     def forward(*args: Tree) -> Any:
         leaves = [arg.value for arg in args]
         operands = tree_unflatten(in_tree, leaves[num_hoisted:])
         of_operands = chunks([arg.perturbed for arg in args[num_hoisted:]], operands)
         perturbed = [any(flags) for flags in of_operands]
-        # A rule without symbolic zeros assumes that all operands are perturbed.
-        nonzero = [not symbolic or is_perturbed for is_perturbed in perturbed]
         with noting(site, operands):
             residuals, primals = _apply_forward(
-                site, operands[num_consts:], nonzero[num_consts:], settings, structures
+                site, rule, operands[num_consts:], nonzero(perturbed), settings, structures
             )
 
         def recompute() -> list[Any]:
@@ -103,13 +107,16 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
             ]
             if not symbolic:
                 cotangents = list(map(adopted_zero, cotangents, outs))
+            perturbed = _from_shapes(shapes)
+            with use_settings(settings.of_traced()):
+                rule.restore(nonzero(perturbed))
             pulled = [None] * num_consts + _apply_backward(
                 site, residuals, cotangents, settings
             )
             of_leaves = [
                 pull_back(operand, cotangent if is_perturbed else None, settings, site)
                 for operand, cotangent, is_perturbed in zip(
-                    ins, pulled, _from_shapes(shapes), strict=True
+                    ins, pulled, perturbed, strict=True
                 )
             ]
         return (*[None] * num_hoisted, *itertools.chain(*of_leaves))
@@ -126,10 +133,11 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
             x if is_inexact(x) else jax.lax.stop_gradient(x) for x in on_moving(*leaves)
         ]
 
-    # JAX keeps one tree of residuals for a call, where those of such a rule may differ by which
-    # operands are perturbed. Under `jax.jit` it keeps derivatives by these, and so is right.
     run: Callable[..., list[Any]] = without_tangents_of_integers
-    return call_function(site, jax.jit(run) if symbolic else run, rewritten, operands)
+    if symbolic:
+        # The residuals may differ by which operands are perturbed, as the jaxprs of jit do.
+        run = jax.jit(traced_anew(run))
+    return call_function(site, run, rewritten, operands)
 
 
 handlers["custom_vjp_call"] = custom_vjp_handler
@@ -162,6 +170,7 @@ def _with_arrays(values: Sequence[Any], atoms: Sequence[Any]) -> list[Any]:
 
 def _apply_forward(
     site: Site,
+    rule: _compat.ForwardRule,
     operands: Sequence[Operand],
     nonzero: Sequence[bool],
     settings: Settings,
@@ -169,7 +178,7 @@ def _apply_forward(
 ) -> tuple[list[Any], list[Any]]:
     """Run the user's forward rule on values; returns residuals and results."""
     with use_settings(settings.of_traced()):
-        jaxpr, consts, num_computed, forwarded = _compat.forward_rule(site.params, nonzero)
+        jaxpr, consts, num_computed, forwarded = rule.trace(nonzero)
     dense = [*[False] * num_computed, *map(is_array, structures)]
     out = run_on_values(
         settings,
@@ -298,8 +307,9 @@ def _residuals(
     site: Site, operands: Sequence[Any], nonzero: Sequence[bool], settings: Settings
 ) -> list[Any]:
     """The residuals of the forward rule while a jaxpr is made; known numbers stay known."""
+    rule = _compat.ForwardRule(site.params)
     with use_settings(settings.of_traced()):
-        jaxpr, consts, num_computed, forwarded = _compat.forward_rule(site.params, nonzero)
+        jaxpr, consts, num_computed, forwarded = rule.trace(nonzero)
     jaxpr = _compat.constants_first(jaxpr)
     results = _compat.inline_into_current_trace(jaxpr, [*consts, *operands])
     known: dict[Any, Any] = dict(zip(jaxpr.invars, consts, strict=False))

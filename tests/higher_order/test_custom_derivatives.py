@@ -1,6 +1,7 @@
 """Custom derivative rules on values: exact, called as JAX calls them, alive."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -318,6 +319,31 @@ def test_dense_derivatives_before_those_of_values():
     of_array = lambda v, y: jnp.sum(fn(v.materialise(), y) ** 2)
     want = [jax.grad(of_array, i)(make("lora"), X) for i in (0, 1)]
     close([jax.grad(of_value, i)(make("lora"), X) for i in (0, 1)], want)
+
+
+@pytest.mark.parametrize("around", [lambda fn: fn, jax.jit], ids=["call", "jit"])
+def test_pullbacks_that_wait_for_others(around):
+    """Each has the residuals of its own operands, in whatever order they are called."""
+    fn, v, ones = around(frugal_product), values.Diagonal(X[0]), jnp.ones_like(X)
+    d = v.materialise()
+    by_value = lambda y: jax.vjp(lambda v: allow(fn)(v, y), v)[1]
+    by_array = lambda v: jax.vjp(lambda y: allow(fn)(v, y), X)[1]
+    both = lambda v: jax.vjp(allow(fn), v, X)[1]
+    of_value, of_array = values.Diagonal(100 * jnp.diag(ones @ X.T)), 1000 * d.T @ ones
+    want = [(of_value,), (of_array,), (of_value, of_array)]
+    made = by_value(X), by_array(v), both(v)
+    for order in itertools.permutations(range(3)):
+        for i in order:
+            close(made[i](ones), want[i])
+
+
+def test_a_rule_of_a_transformed_function_meets_values_outside():
+    """The call that a transform leaves in a program is walked by a transform around it."""
+    w, v = values.Diagonal(X[0]), make("lora")
+    inside = lambda x: frugal_product(allow(frugal_product)(w, x), X).sum()
+    of_array = lambda x: frugal_product(frugal_product(w.materialise(), x), X).sum()
+    want = jax.grad(lambda v: of_array(v.materialise()))(v)
+    close(jax.grad(allow(inside))(v), want)
 
 
 def test_nondifferentiable_arguments():

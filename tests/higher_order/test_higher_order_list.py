@@ -22,8 +22,9 @@ OF_EQUINOX = {
     *("linear_solve", "maybe_set", "select_if_vmap", "vprim"),
     *("nonbatchable", "nondifferentiable_backward", "nontraceable"),
 }
-# The library's own, which stands for the match of a pattern while a program is rewritten.
-OWN = {"pattern"}
+# The library's own: the match of a pattern while a program is rewritten, and what holds a call of a
+# function with a rule whose residuals may differ.
+OWN = {"pattern", "traced_anew"}
 # They stand for a program, but have none among their parameters.
 WITHOUT_PROGRAM = {"polynomial", "unstack"}
 
