@@ -43,6 +43,7 @@ from .avals import leaf_aval
 from .parameters import body_name
 from .types import (
     JAX_GE_0_11_0,
+    JAX_GE_0_11_1,
     ClosedJaxpr,
     Jaxpr,
     JaxprEqn,
@@ -72,14 +73,14 @@ def constants_first(jaxpr: Jaxpr) -> Jaxpr:
 
 def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Any:
     """Attach constants to the leading ``invars`` of a jaxpr."""
-    if JAX_GE_0_11_0:
-        return jaxpr.with_consts(list(consts))  # type: ignore[attr-defined]
-    if consts:
+    if consts and not JAX_GE_0_11_1:
         jaxpr = jaxpr.replace(
             constvars=jaxpr.invars[: len(consts)],
             invars=jaxpr.invars[len(consts) :],
             debug_info=unnamed(jaxpr.debug_info),
         )
+    if JAX_GE_0_11_0:
+        return jaxpr.with_consts(list(consts))  # type: ignore[attr-defined]
     return ClosedJaxpr(jaxpr, list(consts))
 
 

@@ -55,10 +55,10 @@ _RELEASE = jax.__version_info__[:3]
 # the numbers of its constants, carry and xs as trees.
 JAX_GE_0_11_0 = _RELEASE >= (0, 11, 0)
 
-# Backward rules of custom_vjp return logs beside the cotangents. Functions of JAX make "hi"
-# primitives. eval_jaxpr is kept when it is staged, and the name of its body is call_jaxpr.
-# dce_sink has no result under vmap either. On a CPU, XLA multiplies integers of 8 bits faster
-# than floats.
+# A jaxpr takes constants for any of its first arguments. Backward rules of custom_vjp return
+# logs beside the cotangents. Functions of JAX make "hi" primitives. eval_jaxpr is kept when it is
+# staged, and the name of its body is call_jaxpr. dce_sink has no result under vmap either. On a
+# CPU, XLA multiplies integers of 8 bits faster than floats.
 JAX_GE_0_11_1 = _RELEASE >= (0, 11, 1)
 
 # The name of the body of lax.composite is call_jaxpr.
