@@ -83,6 +83,7 @@ from .running import (
     call_in_current_trace as call_in_current_trace,
     compiled_primitive as compiled_primitive,
     eqn_context as eqn_context,
+    folds_constants as folds_constants,
     in_current_context as in_current_context,
     inline_into_current_trace as inline_into_current_trace,
     is_in_current_context as is_in_current_context,

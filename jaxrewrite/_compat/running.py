@@ -63,6 +63,11 @@ def jit_is_disabled() -> bool:
     return jax.config.jax_disable_jit  # type: ignore[attr-defined]
 
 
+def folds_constants() -> bool:
+    """Whether `jax.ensure_compile_time_eval` is in force: operations on arrays then run at once."""
+    return jax.config.eager_constant_folding  # type: ignore[attr-defined]
+
+
 def is_jitted(fn: Any) -> bool:
     """Whether a function is by `jax.jit`."""
     return getattr(fn, "_jit_info", None) is not None

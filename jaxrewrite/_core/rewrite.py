@@ -23,6 +23,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
+from jax.ref import AbstractRef
+
 from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, SourceInfo, Var
 from .avals import avals_of
@@ -318,7 +320,12 @@ def _by_rule(site: Site, operands: Sequence[Operand]) -> Results:
 
 
 def _by_default(site: Site, operands: Sequence[Operand]) -> Results:
-    """Apply the ``default`` of the outermost type."""
+    """Apply the ``default`` of the outermost type.
+
+    A new reference holds an array in any case, and a trace of a default can't return one.
+    """
+    if any(isinstance(var.aval, AbstractRef) for var in site.outvars):
+        return NotImplemented
     types = [type(x) for x in operands if is_value(x)]
     owner = owner_of_default(site.primitive, types)
     if owner is None:

@@ -7,13 +7,13 @@ be shared) becomes a parameter of each leaf.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._compat import UNSPECIFIED, Var
+from .._compat import UNSPECIFIED, Literal, Var
 from .._core.avals import avals_of
 from .._core.bodies import rewrite_jaxpr
 from .._core.builder import Rewritten
@@ -107,4 +107,25 @@ def _leaf_params(
                 else:
                     leaves += [said] * len(tree_leaves(array))
             expanded[name] = tuple(leaves)
+    if any(expanded.get("donated_invars", ())):
+        expanded["donated_invars"] = (
+            *[False] * num_consts,
+            *_donated(site, operands, expanded["donated_invars"][num_consts:]),
+        )
     return {**params, **expanded}
+
+
+def _donated(
+    site: Site, operands: Sequence[Operand], donated: Sequence[bool]
+) -> Iterator[bool]:
+    """Which leaves are donated: an argument of the program is only where the program donates it.
+
+    What the program makes of an argument may have some of its leaves.
+    """
+    rest = iter(donated)
+    arguments, inputs = site.builder.arguments, site.builder.inputs
+    for atom, operand in zip(site.eqn.invars, operands, strict=True):
+        is_argument = type(atom) is not Literal and atom in arguments
+        for leaf in tree_leaves(operand):
+            is_input = type(leaf) is not Literal and leaf in inputs
+            yield next(rest) and (is_argument or not is_input)

@@ -73,6 +73,7 @@ def fixed_point(
     carry: Sequence[Any],
     rewrite: Rewrite,
     has_values: bool,
+    may_be_carried: Callable[[Structure], bool] = lambda structure: True,
 ) -> Solved:
     """Find structures that a loop's carry keeps, and the body for them.
 
@@ -87,13 +88,15 @@ def fixed_point(
         results of the body.
     has_values
         Whether any operand of the loop is a value.
+    may_be_carried
+        Whether the loop can have a carry of a structure, which joins lead to.
     """
     carry = list(carry)
     starts = [_start(site, x) if has_values else x for x in carry]
     # An operand may be `Zeros` itself, where a loop around this loop looks for its structure.
     while any(start is not x for x, start in zip(carry, starts, strict=True)):
         try:
-            structures, body = _solve(site, consts, starts, rewrite)
+            structures, body = _solve(site, consts, starts, rewrite, may_be_carried)
         except MaterialisationError:
             break  # Something has to become dense that need not if the carry starts dense.
         likes = [structure.like() for structure in structures]
@@ -107,11 +110,15 @@ def fixed_point(
             start if kept else x
             for x, start, kept in zip(carry, starts, is_kept, strict=True)
         ]
-    return Solved(carry, *_solve(site, consts, carry, rewrite))
+    return Solved(carry, *_solve(site, consts, carry, rewrite, may_be_carried))
 
 
 def _solve(
-    site: Site, consts: Sequence[Operand], operands: Sequence[Operand], rewrite: Rewrite
+    site: Site,
+    consts: Sequence[Operand],
+    operands: Sequence[Operand],
+    rewrite: Rewrite,
+    may_be_carried: Callable[[Structure], bool],
 ) -> tuple[list[Structure], Rewritten]:
     initial = list(map(structure_of, operands))
     carry = list(initial)
@@ -124,7 +131,7 @@ def _solve(
             # A carry that has become dense stays dense.
             if before == result or (changes[i] and not is_value(before.like()))
             # The join must be possible for the initial operands, too.
-            else _rise(site, initial[i], before, result, changes[i])
+            else _rise(site, initial[i], before, result, changes[i], may_be_carried)
             for i, (before, result) in enumerate(zip(carry, results, strict=False))
         ]
         if joined == carry:
@@ -170,10 +177,12 @@ def _rise(
     before: Structure,
     result: Structure,
     changes: int,
+    may_be_carried: Callable[[Structure], bool],
 ) -> Structure:
     joining = join if changes < _MAX_CHANGES else _join_of_dense_children
     joined = joining(site, before, result)
-    return joined if fits(site, initial, joined) else dense_structure(before)
+    is_one = may_be_carried(joined) and fits(site, initial, joined)
+    return joined if is_one else dense_structure(before)
 
 
 def _join_of_dense_children(site: Site, a: Structure, b: Structure) -> Structure:

@@ -22,7 +22,7 @@ from .._core.rewrite import leafwise_handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
 from .._joins.join import coerce, together
-from .stacking import elements_like, in_slices, on_vars
+from .stacking import in_slices, is_batch
 
 
 def choose(site: Site, operands: Sequence[Operand]) -> Results:
@@ -74,10 +74,8 @@ def _alike(site: Site, cases: Sequence[Any], depth: int) -> list[Any] | None:
     if joined is None:
         return None
     cases, structure = joined
-    if depth:
-        slices = in_slices(site.scratch(), on_vars(structure.like()))
-        if not elements_like(site, slices, depth):
-            return None
+    if depth and not is_batch(site, structure.like(), depth):
+        return None
     alike = [coerce(site, case, structure) for case in cases]
     return [in_slices(site, case) for case in alike] if depth else alike
 

@@ -115,6 +115,20 @@ def elements_like(site: Site, x: Value, depth: int) -> bool:
     return True
 
 
+def is_batch(site: Site, x: Value, depth: int) -> bool:
+    """Whether a value has a form with leaves for each element along so many leading axes."""
+    return elements_like(site, in_slices(site.scratch(), on_vars(x)), depth)
+
+
+def batch(site: Site, x: Operand, depth: int, reason: Reason) -> Operand:
+    """An operand with leaves for each element along so many leading axes: a value, or dense."""
+    while is_value(x):
+        if is_batch(site, x, depth):
+            return in_slices(site, x)
+        x = make_denser(site, x, reason)
+    return x
+
+
 def element(x: Any) -> Any:
     """The element that an operand with sliced leaves stands for."""
     if not is_value(x):

@@ -1,4 +1,9 @@
-"""`lax.while_loop`, and `lax.fori_loop` of unknown length."""
+"""`lax.while_loop`, and `lax.fori_loop` of unknown length.
+
+`jax.vmap` of a loop whose condition is mapped gives a condition for each element of the batch.
+After a turn each leaf of the carry is taken or left for each of them. So a value stays one only
+with leaves for each element.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +23,18 @@ from .._core.value import Operand, Results, is_value
 from .._joins.join import Structure
 from .adapters import Coerce, MakeDense
 from .carry import body_inputs, fixed_point
+from .stacking import batch, elements_like, on_vars
 
 
 _DECIDES = Reason(
     "What the condition of primitive {primitive!r} returns is of type {cls}",
     "Let it return an array",
+)
+
+_CHOSEN = Reason(
+    "Primitive {primitive!r} takes turns for each element of a batch, of which a {cls} has no "
+    "leaves of its own",
+    "Define {cls}.sliceable",
 )
 
 
@@ -33,7 +45,11 @@ def while_handler(site: Site, operands: list[Operand]) -> Results:
     num_condition, num_body = params["cond_nconsts"], params["body_nconsts"]
     condition_consts = operands[:num_condition]
     body_consts = operands[num_condition : num_condition + num_body]
+    (whether,) = condition.out_avals
+    depth = whether.ndim
     carry = operands[num_condition + num_body :]
+    if depth:
+        carry = [batch(site, x, depth, _CHOSEN) for x in carry]
 
     def rewrite(
         jaxpr: AnyJaxpr,
@@ -48,11 +64,15 @@ def while_handler(site: Site, operands: list[Operand]) -> Results:
     def rewrite_body(structures: Sequence[Structure], leaving: Coerce | None) -> Rewritten:
         return rewrite(body, body_consts, structures, leaving)
 
-    solved = fixed_point(site, body_consts, carry, rewrite_body, has_values)
+    def may_be_carried(structure: Structure) -> bool:
+        like = structure.like()
+        return not is_value(like) or elements_like(site, on_vars(like), depth)
+
+    solved = fixed_point(site, body_consts, carry, rewrite_body, has_values, may_be_carried)
     turn = solved.body
     # The result of the condition must be an array.
-    whether = MakeDense((True,), _DECIDES)
-    test = rewrite(condition, condition_consts, solved.structures, whether)
+    leaving = MakeDense((True,), _DECIDES)
+    test = rewrite(condition, condition_consts, solved.structures, leaving)
     if not has_values and not (turn.changed or test.changed):
         return NotImplemented  # The equation stays as it is.
     carry = solved.start(site)

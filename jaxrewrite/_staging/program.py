@@ -5,7 +5,8 @@ are appended to it. A long program is appended as one equation that calls it, li
 function. While nothing is traced, and under any other transformation (`jax.grad` or
 `jax.vmap` around it), the equations run one by one, as calls of jitted functions, or under
 a transformation line by line. A rule is one call, like a function of `jax.numpy`. JAX then
-compiles and differentiates each of these functions only once, however often it is used.
+compiles and differentiates each of these functions only once, however often it is used. They do
+so, too, under `jax.ensure_compile_time_eval`, where JAX asks the operands of each whether it runs.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Program:
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         operands = [*self.consts, *leaves]
-        if not _compat.makes_jaxpr():
+        if not _compat.makes_jaxpr() or _compat.folds_constants():
             if self._steps is None:
                 self._steps = list(_steps_of(self.jaxpr, self._applied))
                 self._applied = ()  # The steps hold the parts that they need.

@@ -39,6 +39,7 @@ from .._core.traces import Rewriting
 from .._core.value import Operand, is_value
 from . import collector
 from .closures import Staging, run_of
+from .donation import without_shared_donations
 from .program import Program
 
 
@@ -113,6 +114,8 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
             for var, like in zip(jaxpr.invars[len(consts) :], inputs.likes, strict=True)
         ]
         operands = [*builder.constants(jaxpr, consts), *symbolic]
+        builder.arguments = {*jaxpr.invars}
+        builder.inputs = {*tree_leaves(operands)}
         results = builder.run(builder.after_passes(jaxpr, operands), operands)
         if builder.changed:
             results = [
@@ -131,12 +134,15 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         rewritten = builder.finish(
             tree_leaves(symbolic), outvars, whole_tree, jaxpr.debug_info
         )
+        program = rewritten.jaxpr
+        if any(map(is_value, inputs.likes)):
+            program = without_shared_donations(program)
     if settings.recorder is not None:
-        settings.recorder.add_program(jaxpr, rewritten.jaxpr)
+        settings.recorder.add_program(jaxpr, program)
     warn(rewritten.warnings)
     statics = [x.leaf if s else None for x, s in zip(leaves, is_static, strict=True)]
     return Staged(
-        Program(rewritten.jaxpr, rewritten.consts, rewritten.applied),
+        Program(program, rewritten.consts, rewritten.applied),
         inputs.positions,
         whole_tree,
         statics if any(is_static) else None,

@@ -247,6 +247,21 @@ def test_explicitly_sharded_leaves():
         close(jax.jit(transform(fn))(v), fn(2 * x))
 
 
+def test_what_is_known_when_compiled():
+    """JAX then runs the operations on arrays, and traces those on tracers."""
+    fn = transform(lambda v, x: (jnp.sin(v) + x, -v))
+
+    @jax.jit
+    def compiled(v, x):
+        with jax.ensure_compile_time_eval():
+            (known, negative), (traced, _) = fn(V, X), fn(v, x)
+        np.testing.assert_allclose(known, np.sin(DENSE) + np.array(X), rtol=1e-5)
+        assert not isinstance(negative.x, jax.core.Tracer)
+        return known + traced
+
+    close(compiled(V, X), 2 * (jnp.sin(DENSE) + X))
+
+
 def test_checkify():
     from jax.experimental import checkify
 

@@ -278,6 +278,21 @@ def test_bodies_are_entered_before_a_default_is_asked(rules):
     assert applied(rules, jax.jit(jnp.negative), WithDefault(X)) == 1
 
 
+class DenseWithDefault(WithDefault):
+    def materialise(self):
+        return self.x
+
+
+def test_no_default_is_asked_for_a_new_reference():
+    def doubled(v):
+        ref = jax.new_ref(v)
+        ref[...] *= 2
+        return jax.freeze(ref)
+
+    out = jaxrewrite.transform(doubled, materialise="allow")(DenseWithDefault(X))
+    np.testing.assert_allclose(out, 2 * X)
+
+
 # --- ambiguity ---------------------------------------------------------------------
 
 

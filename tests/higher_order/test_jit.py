@@ -9,6 +9,7 @@ from reference.own import Scaled
 
 import jaxrewrite
 from jaxrewrite import transform
+from jaxrewrite.testing import assert_same
 
 
 def scaled(shape=(4, 3)):
@@ -74,6 +75,32 @@ def test_donation_is_said_of_each_leaf_and_honoured():
     assert v.scale.is_deleted()
     assert not kept.is_deleted()
     np.testing.assert_allclose(out.x, scaled().x)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda call, v, y: (call(v * 2.0, y), v),
+        lambda call, v, y: (call(v, y), v * 2.0),
+        lambda call, v, y: (lambda w: (call(-w, y), w))(v.T),
+        lambda call, v, y: (lambda w: call(w, w * 2.0))(v.T),
+        lambda call, v, y: call(2.0, v),
+    ],
+    ids=["argument", "used later", "shared by two", "twice", "a number is"],
+)
+def test_a_leaf_that_something_else_holds_is_not_donated(fn):
+    negate = lambda a, b: (-a, b)
+    donating = jax.jit(negate, donate_argnums=0)
+    v, y = scaled(), jnp.ones((4, 3))
+    want = fn(negate, v.materialise(), y)
+    out = transform(lambda v, y: fn(donating, v, y), materialise="allow")(v, y)
+    assert_same(jaxrewrite.materialise(out), want, 1e-6)
+
+
+def test_what_the_program_makes_is_donated():
+    call = jax.jit(lambda a, b: a * b, donate_argnums=0)
+    (eqn,) = jit_equations(lambda v, y: call(jnp.sin(v), y), scaled(), jnp.ones((4, 3)))
+    assert eqn.params["donated_invars"] == (True, False)
 
 
 def test_shardings_are_said_of_the_leaves_they_fit():

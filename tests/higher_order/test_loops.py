@@ -130,6 +130,54 @@ def test_a_chain_of_carries_that_passes_a_zero_along(length):
     assert isinstance(ys, jax.Array)
 
 
+class Flipped(jaxrewrite.ArrayValue):
+    """Its rows are the columns of its leaf, of which one axis is as long as the other."""
+
+    x: jax.Array
+
+    def materialise(self):
+        return self.x.T
+
+
+@jaxrewrite.register("neg")
+def _(v: Flipped):
+    return Flipped(-v.x)
+
+
+@pytest.mark.parametrize(
+    ("value", "depth", "is_kept"),
+    [
+        (Flipped(X - 0.5), 1, False),
+        (Scaled(X - 0.5, jnp.float32(2)), 1, False),
+        (values.LowRank(XS[:3] - 0.5, XS[1:]), 1, True),
+        (values.LowRank(XS[:3] - 0.5, XS[1:]), 2, False),
+        (values.LowRank(jnp.stack([XS[:3] - 0.5] * 3), jnp.stack([XS[1:]] * 3)), 2, True),
+        (values.Unitful(Flipped(X - 0.5), "m"), 1, True),
+    ],
+)
+def test_turns_for_each_element_of_a_batch(value, depth, is_kept):
+    """The mapped condition chooses leaves, so each element must have leaves of its own."""
+
+    def fn(v):
+        loop = lambda n, c: lax.fori_loop(0, n, lambda i, c: -c, c)
+        turns = jnp.arange(3**depth).reshape((3,) * depth)
+        return (jax.vmap(loop) if depth == 1 else jax.vmap(jax.vmap(loop)))(turns, v)
+
+    numbers = lambda v: v.array if isinstance(v, values.Unitful) else v
+    out = transform(fn, materialise="allow")(value)
+    assert isinstance(out, jaxrewrite.Value) == is_kept
+    want = fn(jaxrewrite.materialise(numbers(value)))
+    assert_same(numbers(out), want, 2e-5)
+
+
+def test_zeros_of_a_batch_stay_dense_beside_what_has_no_leaves_for_each_element():
+    def fn(n, v):
+        loop = lambda n, row: lax.fori_loop(0, n, lambda i, c: row, jnp.zeros(3))
+        return jax.vmap(loop)(n, v)
+
+    run(fn, jnp.arange(3), Flipped(X))
+
+
 @pytest.mark.parametrize("kind", ["scaled", "lora", "lora_of_quantised", "shifted"])
 def test_a_carry_that_keeps_its_structure_stays_a_value(kind):
     v = make(kind)
