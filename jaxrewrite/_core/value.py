@@ -118,7 +118,8 @@ class Value(PyTree):
     # nothing about what this stands for.
     _ignores_custom_rules: ClassVar[bool] = False
 
-    # Whether a value may hold one of its own type. What carries units, say, carries them once.
+    # Whether a function may make one of an array that turns out to be of the same type. Units,
+    # say, that meet an argument unseen are an error.
     _holds_its_own: ClassVar[bool] = True
 
     # Whether an annotation with this class itself, not a subclass, means any value.
@@ -143,6 +144,14 @@ class Value(PyTree):
                 "make the value dense by jaxrewrite.materialise(value)."
             )
         raise AttributeError("__jax_array__")
+
+    def _merged(self) -> Any:
+        """The same array as one value, where this one holds another of its own type.
+
+        What carries units, say, carries them once. Constructors see to that, and this method
+        does where a rule has made one of an array that turns out to be a value.
+        """
+        return self
 
     @classmethod
     def _compiles_materialise(cls) -> bool:

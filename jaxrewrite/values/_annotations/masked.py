@@ -79,7 +79,8 @@ class Masked(Carrying):
     Parameters
     ----------
     array
-        An array, or another value, of any shape and dtype.
+        An array, or another value, of any shape and dtype. Of one with a mask, entries are
+        missing that either mask says.
     mask
         A boolean array of the same shape, true where an entry is missing.
     terms
@@ -127,6 +128,13 @@ class Masked(Carrying):
                 f"Masked: mask must be boolean and have the array's shape "
                 f"{jnp.shape(self.array)}; got {dtype} of shape {shape}."
             )
+        if isinstance(self.array, Masked):  # Entries of either mask are missing.
+            inner = self.array
+            mask, terms = self.mask | inner.mask, self.terms or inner.terms
+            vars(self).update(array=inner.array, mask=mask, terms=terms)
+
+    def _merged(self) -> Any:
+        return dataclasses.replace(self)
 
     def filled(self, number: Any) -> Any:
         """Return the array with a number in place of each missing entry."""
