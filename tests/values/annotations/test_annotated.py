@@ -828,6 +828,35 @@ def test_spread_and_median_are_those_of_what_is_there(bulk, dtype):
         same_masked(result, fn(theirs, axis=1), "rows")
 
 
+AROUND = {
+    "tags": lambda v: Tagged(v, "t"),
+    "names": lambda v: Named(v, ("a", "b")),
+    "units": lambda v: Unitful(v, "m"),
+    "all": lambda v: Tagged(Named(Unitful(v, "m"), ("a", "b")), "t"),
+}
+SPREADS = {
+    "std": jnp.std,
+    "var": lambda x: jnp.var(x, axis=0, ddof=1, keepdims=True),
+    "median": lambda x: jnp.median(x, axis=1),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("name", SPREADS)
+def test_spread_and_median_of_what_is_there_within_annotations(bulk, name, around):
+    fn, annotate = SPREADS[name], AROUND[around]
+    x, _ = masked(0)
+    got, alone = run(fn)(annotate(x)), run(fn)(x)
+    like = run(fn)(annotate(x.array))
+    # It carries what the function of an array does, around the function of what is there.
+    while isinstance(like, Tagged | Named | Unitful):
+        assert type(got) is type(like)
+        for kind in ("tags", "names", "units"):
+            assert getattr(got, kind, None) == getattr(like, kind, None)
+        got, like = got.array, like.array
+    np.testing.assert_array_equal(got.filled(-1), alone.filled(-1))
+
+
 def test_a_number_that_is_no_number_is_there():
     x = Masked(jnp.array([1.0, jnp.nan, 3.0]), jnp.array([False, False, True]))
     assert jnp.isnan(run(jnp.median)(x).filled(0))
