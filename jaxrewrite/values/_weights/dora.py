@@ -78,8 +78,6 @@ class Dora(Adapted):
     Array([[2., 2.]], dtype=float32)
     """
 
-    compiles_materialise = True
-
     outer = -48
 
     magnitude: Array

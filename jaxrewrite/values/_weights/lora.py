@@ -99,8 +99,6 @@ class Lora(Adapted):
     Array([[ 6.,  6.,  6.,  6.], [15., 15., 15., 15.]], dtype=float32)
     """
 
-    compiles_materialise = True
-
     outer = -50
 
     def __init__(

@@ -397,7 +397,7 @@ def test_adopted_numbers_of_a_type_of_ones_own_are_of_a_subclass_until_something
 
 def test_a_method_that_is_not_called_any_more_is_an_error():
     with pytest.raises(
-        TypeError, match=r"Old\.settled is not called any more: adopt returns"
+        TypeError, match=r"Old\.settled is not used any more: adopt returns"
     ):
 
         class Old(jaxrewrite.ArrayValue):
