@@ -66,8 +66,6 @@ class Batched(ArrayValue):
     # The element's shape and dtype mean nothing while its leaves are stacked.
     rules_see_values = True
 
-    compiles_materialise = True
-
     # A field without leaves is the same for all elements, whatever axes the others have.
     _repeats_leafless = True
 

@@ -36,8 +36,7 @@ def same_treedef(a: PyTreeDef, b: PyTreeDef) -> bool:
 
 def rule_children(value: Value) -> tuple[list[Any], PyTreeDef]:
     """The children that rules see: leaves, and children that are themselves values."""
-    is_leaf = None if value.rules_see_values else lambda x: x is not value and is_value(x)
-    leaves, treedef = tree_flatten(value, is_leaf=is_leaf)
+    leaves, treedef = tree_flatten(value) if value.rules_see_values else children(value)
     if len(leaves) == 1 and leaves[0] is value:
         raise no_pytree(value)
     return leaves, treedef
@@ -48,6 +47,9 @@ def children(value: Value) -> tuple[list[Any], PyTreeDef]:
 
     Of some types rules see all leaves instead: see `rule_children`.
     """
+    flat: tuple[list[Any], Any] = tree_flatten(value)
+    if flat[1].num_nodes == len(flat[0]) + 1:
+        return flat  # No node is inside. A predicate in Python takes longer.
     return tree_flatten(value, is_leaf=lambda x: x is not value and is_value(x))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeVar
 
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _clear_functions: list[Callable[[], None]] = []
 
@@ -71,6 +74,17 @@ def bounded_cache(size: int) -> BoundedCache:
     cache = BoundedCache(size)
     _clear_functions.append(cache.clear)
     return cache
+
+
+def cached(size: int) -> Callable[[_F], _F]:
+    """`functools.lru_cache`, which is quicker than a `BoundedCache`, emptied by `clear_caches`."""
+
+    def decorate(fn: _F) -> _F:
+        cached_fn: Any = functools.lru_cache(size)(fn)
+        _clear_functions.append(cached_fn.cache_clear)
+        return cached_fn
+
+    return decorate
 
 
 class WeakCaches:

@@ -16,7 +16,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import _compat
 from .._compat import Atom, DropVar, Jaxpr, JaxprEqn, Primitive, SourceInfo, Var
-from .avals import aval_of, avals_of, children, is_adopted
+from .avals import aval_of, avals_of, children, is_adopted, values_inside
 from .builder import Applied, Rewritten
 from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from .errors import MaterialisationWarning, at_line
@@ -48,6 +48,42 @@ def annotations_in(x: Any) -> set[type[Value]]:
     """The types of the annotations inside of an operand, and of itself if it is one."""
     inside = map(annotations_in, children(x)[0] if is_value(x) else [])
     return set().union(*inside, [type(x)] if is_annotation(x) else [])
+
+
+def merged(
+    x: Operand, call: Callable[[Callable[..., Any], list[Any]], list[Any]]
+) -> Operand:
+    """An operand where each value that holds one of its own type is one with it.
+
+    ``call`` adds the equations of a function of leaves.
+    """
+    if not is_value(x) or not any(map(_is_to_merge, (x, *values_inside(x)))):
+        return x
+    leaves, treedef = tree_flatten(x)
+    out: list[Any] = []
+
+    def fn(*leaves: Any) -> list[Any]:
+        merged_leaves, out_tree = tree_flatten(_merged(tree_unflatten(treedef, leaves)))
+        out.append(out_tree)
+        return merged_leaves
+
+    results = call(fn, leaves)
+    return tree_unflatten(out[0], results)
+
+
+def _is_to_merge(x: Value) -> bool:
+    cls = type(x)
+    return cls._merged is not Value._merged and any(
+        isinstance(y, cls) or isinstance(x, type(y)) for y in children(x)[0]
+    )
+
+
+def _merged(x: Any) -> Any:
+    if not is_value(x):
+        return x
+    inside, treedef = children(x)
+    x = tree_unflatten(treedef, map(_merged, inside))
+    return x._merged() if _is_to_merge(x) else x
 
 
 def is_around_annotation(x: Any) -> bool:
@@ -229,7 +265,8 @@ class Site(NamedTuple):
         added = () if self.is_in_rule else builder.eqns[start:]
         if len(added) > 1 and not any(map(is_value, flat.leaves)):
             builder.applied.append(Applied(traced.jaxpr, inputs, results, added))
-        return tree_unflatten(traced.out_tree, results)
+        returned = tree_unflatten(traced.out_tree, results)
+        return [merged(x, self.call_on_arrays) for x in returned]
 
     def call_on_arrays(self, fn: Callable[..., Any], leaves: Sequence[Any]) -> list[Any]:
         """Add the equations of a JAX function, from arrays to a list of arrays.

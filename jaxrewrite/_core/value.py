@@ -51,8 +51,9 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
     return dataclasses.field(metadata=metadata, **kwargs)
 
 
-# Methods that a type could define once, and what it defines now.
+# What a type could define once, and what it defines now.
 _GONE = {
+    "compiles_materialise": "a trace of materialise tells whether it can be compiled. Leave it out.",
     "settled": "adopt returns a value of a subclass, whose materialise says it.",
     "dual": "cotangents have the metadata that one divided by a tangent has, by the rule for div.",
     **dict.fromkeys(
@@ -83,11 +84,6 @@ class Value(PyTree):
     materialise_policy
         The policy for this type if `transform` has its default: ``"warn"``, ``"allow"`` or
         ``"forbid"``. ``None`` leaves it to the call.
-    compiles_materialise
-        Whether `jaxrewrite.materialise` compiles `materialise` as one program, which is quicker
-        and takes less memory than one operation after the other. The method may then not look
-        at the numbers in its leaves, so that a class does not inherit this from its bases. Leave
-        it out where the method returns a leaf, which would be copied.
     outer
         A number that orders types from the inside to the outside. If two rules apply and
         neither is more specific, the rule of the type with the greater number is tried
@@ -100,7 +96,6 @@ class Value(PyTree):
     """
 
     materialise_policy: ClassVar[str | None] = None
-    compiles_materialise: ClassVar[bool] = False
     outer: ClassVar[float] = 0
     rules_see_values: ClassVar[bool] = False
 
@@ -118,7 +113,8 @@ class Value(PyTree):
     # nothing about what this stands for.
     _ignores_custom_rules: ClassVar[bool] = False
 
-    # Whether a value may hold one of its own type. What carries units, say, carries them once.
+    # Whether a function may make one of an array that turns out to be of the same type. Units,
+    # say, that meet an argument unseen are an error.
     _holds_its_own: ClassVar[bool] = True
 
     # Whether an annotation with this class itself, not a subclass, means any value.
@@ -128,7 +124,7 @@ class Value(PyTree):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in filter(vars(cls).__contains__, _GONE):
-            raise TypeError(f"{cls.__name__}.{name} is not called any more: {_GONE[name]}")
+            raise TypeError(f"{cls.__name__}.{name} is not used any more: {_GONE[name]}")
 
     @property
     def __jax_array__(self) -> Any:
@@ -144,10 +140,13 @@ class Value(PyTree):
             )
         raise AttributeError("__jax_array__")
 
-    @classmethod
-    def _compiles_materialise(cls) -> bool:
-        """Whether the class says so itself: a subclass may have another ``materialise``."""
-        return bool(vars(cls).get("compiles_materialise"))
+    def _merged(self) -> Any:
+        """The same array as one value, where this one holds another of its own type.
+
+        What carries units, say, carries them once. Constructors see to that, and this method
+        does where a rule has made one of an array that turns out to be a value.
+        """
+        return self
 
     @abc.abstractmethod
     def aval(self) -> ShapedArray | jax.ShapeDtypeStruct:

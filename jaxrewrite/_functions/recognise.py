@@ -24,6 +24,7 @@ from .. import _compat
 from .._core.caches import WeakCaches
 from .._core.rules import Rule
 from .called import Called
+from .traced import only_call
 
 
 class Call(NamedTuple):
@@ -82,7 +83,7 @@ _AXIS, _AXES = Axis(), Axes()
 
 @functools.lru_cache(1024)
 def domains_of(called: Called, rule: Rule) -> dict[str, tuple[Any, ...]]:
-    """The values that the static arguments may have for a rule, besides their defaults.
+    """The values that the static arguments may have for a rule that names them.
 
     Raises `TypeError` if the function has no such parameter, or its values are not known.
     """
@@ -90,25 +91,59 @@ def domains_of(called: Called, rule: Rule) -> dict[str, tuple[Any, ...]]:
     takes_any = any(p.kind is p.VAR_KEYWORD for p in called.parameters.values())
     domains = {}
     for name in rule.signature.keywords:
-        parameter = called.parameters.get(name)
-        if parameter is None and not takes_any and called.parameters:
+        if name not in called.parameters and not takes_any and called.parameters:
             raise TypeError(
                 f"Rule {rule} takes a static argument {name!r}, and {called.name} has no "
                 f"such parameter. It has {', '.join(called.parameters)}."
             )
-        default = inspect.Parameter.empty if parameter is None else parameter.default
         hint = hints.get(name)
-        values = (True, False) if hint is None and type(default) is bool else ()
-        if hint is not None:
-            values = tuple(_values(hint))
-            if not values:
-                raise TypeError(
-                    f"Static argument {name!r} of rule {rule} is annotated with {hint!r}. "
-                    "Annotate it with bool, int (an axis), tuple[int, ...] (axes), None, typing.Literal[...] or a "
-                    "union of these, which tell the values that it may have."
-                )
-        domains[name] = values
+        domains[name] = (
+            domain_of_default(called, name) if hint is None else (*_values(hint),)
+        )
+        if not domains[name]:
+            annotated = f"annotated with {hint!r}" if hint is not None else "not annotated"
+            raise TypeError(
+                f"Static argument {name!r} of rule {rule} is {annotated}. "
+                "Annotate it with bool, int (an axis), tuple[int, ...] (axes), None, typing.Literal[...] or a "
+                "union of these, which tell the values that it may have."
+            )
     return domains
+
+
+def domain_of_default(called: Called, name: str) -> tuple[Any, ...]:
+    """The values of a static argument that a rule does not annotate: the default, or both."""
+    parameter = called.parameters.get(name)
+    if parameter is None or parameter.default is parameter.empty:
+        return ()
+    return (True, False) if type(parameter.default) is bool else (parameter.default,)
+
+
+def check_arguments(called: Called, rule: Rule) -> None:
+    """Raise `TypeError` for a rule that leaves out an argument that the function needs."""
+    signature = rule.signature
+    if signature.variadic is not None or signature.any_keyword:
+        return
+    needed = [
+        name
+        for name, parameter in called.parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and name not in signature.keywords
+    ]
+    count = len(signature.operands)
+    if len(needed) > count:
+        raise TypeError(
+            f"Rule {rule} takes {count} of the arguments {', '.join(needed)} that {called.name} "
+            "needs, so that it can never be called. Operands are positional parameters of a rule. Static arguments are "
+            "keyword-only parameters, annotated with the values that they may have. A rule for a "
+            "method is for that of an object."
+        )
+
+
+def statics_for(called: Called, rule: Rule) -> list[dict[str, Any]]:
+    """Some static arguments that a rule is for, without defaults."""
+    combinations = _combinations(called, domains_of(called, rule), rank=2)
+    return [_without_defaults(called, x) for x in itertools.islice(combinations, 8)]
 
 
 def _keyword_hints(rule: Rule) -> Mapping[str, Any]:
@@ -145,6 +180,10 @@ def _values(hint: Any) -> Iterator[Any]:
             yield from _values(choice)
 
 
+def _without_defaults(called: Called, statics: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in statics.items() if not is_default(called, k, v)}
+
+
 def is_default(called: Called, name: str, value: Any) -> bool:
     parameter = called.parameters.get(name)
     default = parameter.default if parameter is not None else inspect.Parameter.empty
@@ -174,8 +213,8 @@ def _combinations(
     choices = []
     for name, domain in domains.items():
         parameter = called.parameters.get(name)
-        has_default = parameter is not None and parameter.default is not parameter.empty
-        candidates: list[Any] = [parameter.default] if parameter and has_default else []
+        defaults = [] if parameter is None else [parameter.default]
+        candidates: list[Any] = [x for x in defaults if is_among(x, domain)]
         for choice in domain:
             values = choice.of_rank(rank) if isinstance(choice, _OPEN) else [choice]
             candidates += [x for x in values if not any(_same(x, y) for y in candidates)]
@@ -346,7 +385,7 @@ def _calls(
         combinations = [dict(call.statics) for call in direct]
     for how in _ways(called, eqn, body, avals, depth, counts):
         for statics in combinations:
-            nondefault = {k: v for k, v in statics.items() if not is_default(called, k, v)}
+            nondefault = _without_defaults(called, statics)
             results = how.results_like(nondefault, avals, eqn, wanted, len(jaxpr.outvars))
             if results is not None:
                 levels = tuple(tuple(axes[i] for i in how.order) for axes in how.levels)
@@ -458,13 +497,13 @@ class _Way(NamedTuple):
             for kept_results in parts
         )
         for kept_results, part in itertools.chain(complete, dropped):
-            call = _only_call(part, len(self.levels))
+            call = only_call(part, len(self.levels))
             while call is not None:
                 call_eqn, same = call
                 if _is_same(call_eqn, eqn, wanted):
                     return kept_results, frozenset(kept_results[i] for i in same), total
                 inner, _ = _compat.open_jaxpr(_compat.body_of(call_eqn))
-                call = None if same else _only_call(inner)
+                call = None if same else only_call(inner)
         return None
 
 
@@ -490,31 +529,3 @@ def _is_same(call_eqn: Any, eqn: Any, wanted: Any) -> bool:
     return _compat.fingerprint(_compat.body_of(call_eqn)) == wanted and (
         call_eqn.primitive is not eqn.primitive or _compat.same_derivatives(call_eqn, eqn)
     )
-
-
-def _only_call(jaxpr: Any, depth: int = 0) -> tuple[Any, list[int]] | None:
-    """The call of which a jaxpr consists, on its operands.
-
-    ``depth`` is how often `jax.vmap` has acted. It repeats results that are the same for all
-    elements. Their positions come second.
-    """
-    if not jaxpr.eqns:
-        return None
-    eqn, *rest = jaxpr.eqns
-    if _compat.body_of(eqn) is None or list(eqn.invars) != list(jaxpr.invars):
-        return None
-    repeated = {
-        other.outvars[0]: other.invars[0]
-        for other in rest
-        if depth and other.primitive.name == "broadcast_in_dim"
-    }
-    results = []
-    for var in jaxpr.outvars:
-        while var in repeated:
-            var = repeated[var]
-        results.append(var)
-    if len(repeated) < len(rest) or results != list(eqn.outvars):
-        return None
-    same = [i for i, x in enumerate(jaxpr.outvars) if x is not results[i]]
-    axes = {jaxpr.outvars[i].aval.ndim - results[i].aval.ndim for i in same}
-    return (eqn, same) if axes <= {depth} else None  # Some differ along one of the axes.

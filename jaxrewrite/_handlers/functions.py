@@ -16,17 +16,28 @@ from .. import _compat
 from .._compat import Primitive
 from .._core.avals import avals_of, children, rule_children
 from .._core.rewrite import before_rules
-from .._core.rules import Failure, Rule, checks
+from .._core.rules import Declined, Failure, Rule, checks
 from .._core.settings import current_settings
 from .._core.site import Site
 from .._core.traces import Flat, RuleResult, checked_result
 from .._core.value import is_value
 from .._functions.called import Called, check_is_staged, rules_at
-from .._functions.recognise import Call, calls_of, domains_of, is_among, is_default
+from .._functions.recognise import (
+    Call,
+    calls_of,
+    check_arguments,
+    domain_of_default,
+    domains_of,
+    is_among,
+    is_default,
+    statics_for,
+)
 from .._signatures import is_of_a_library
 from .derivatives import can_be_lifted, confinement, derivative, lift
 from .stacking import element, element_like, in_slices, stacked_where
 
+
+_UNRECOGNISED = "it is for other static arguments, or another function"
 
 # How often `jax.vmap` may have acted on a call.
 _DEPTH = 2
@@ -40,12 +51,27 @@ def function_handler(site: Site, operands: list[Any]) -> Any:
     for called, rules in rules_at(site.settings.rules, origin).items():
         domains = _domains(called, rules)
         counts = frozenset(len(rule.signature.operands) for rule in rules)
+        is_recognised = False
         for depth in range(_DEPTH + 1):
             for call in calls_of(called, site.eqn, domains, depth, counts):
+                is_recognised = True
                 results = _apply(site, called, call, operands)
                 if results is not NotImplemented:
                     return results
+        if not is_recognised:
+            _tell_of_rules(site, called, operands)
     return NotImplemented
+
+
+def _tell_of_rules(site: Site, called: Called, operands: Sequence[Any]) -> None:
+    """Record that the rules for these operands were not asked."""
+    record = site.builder.record
+    if record is None:
+        return
+    choice = site.settings.rules.choice(called, operands)
+    for rule in choice:
+        choice.results[rule] = NotImplemented
+        record.declined.append(Declined(rule, _UNRECOGNISED))
 
 
 before_rules.append(function_handler)
@@ -54,9 +80,11 @@ before_rules.append(function_handler)
 def _domains(called: Called, rules: Sequence[Rule]) -> dict[str, tuple[Any, ...]]:
     """The static arguments that the rules in force tell apart, with their values."""
     domains: dict[str, tuple[Any, ...]] = {}
-    for rule in rules:
-        for name, values in domains_of(called, rule).items():
-            domains[name] = (*domains.get(name, ()), *values)
+    for_each = [domains_of(called, rule) for rule in rules]
+    for name in dict.fromkeys(name for of_rule in for_each for name in of_rule):
+        # A rule that does not name a static argument is for its default.
+        unnamed = domain_of_default(called, name)
+        domains[name] = tuple(x for of_rule in for_each for x in of_rule.get(name, unnamed))
     return domains
 
 
@@ -64,9 +92,13 @@ def _check_rule(rule: Rule, primitives: Sequence[Primitive]) -> None:
     """Raise `TypeError` for a rule for a function that JAX inlines, or has no such argument."""
     for called in primitives:
         if isinstance(called, Called):
-            domains_of(called, rule)
-            if rule.signature.variadic is None and not is_of_a_library(rule):
-                check_is_staged(called, len(rule.signature.operands))
+            check_arguments(called, rule)
+            statics = statics_for(called, rule)
+            if not is_of_a_library(rule):
+                count = len(rule.signature.operands)
+                is_variadic = rule.signature.variadic is not None
+                counts = range(max(count, 1), count + 4) if is_variadic else (count,)
+                check_is_staged(called, counts, statics)
 
 
 checks.append(_check_rule)
@@ -141,7 +173,7 @@ def _statics(rule: Rule, called: Called, call: Call) -> Mapping[str, Any] | None
     statics = {}
     for name, value in call.statics:
         if name in domains:
-            if not is_default(called, name, value) and not is_among(value, domains[name]):
+            if not is_among(value, domains[name]):
                 return None
             statics[name] = value
         elif rule.signature.any_keyword:

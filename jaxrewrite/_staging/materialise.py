@@ -26,8 +26,9 @@ def materialise(tree: Tree) -> Any: ...
 def materialise(tree: Tree) -> Any:
     """Make every value in a pytree dense, nested ones included.
 
-    A value of a ready type is computed by one compiled program. `jax.jit` of this function does
-    that for other types.
+    A value is computed by one compiled program, unless its ``materialise`` looks at the numbers in
+    its leaves, has an effect, is a single operation, or returns what it holds. As under `jax.jit`,
+    what the method does in Python then happens once for each structure.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import (
     Any,
     Concatenate,
@@ -36,14 +36,16 @@ from jax.tree_util import (
 from .. import _compat
 from .._compat import ClosedJaxpr, Primitive, Tree
 from .._core import hooks
-from .._core.avals import children, no_pytree, rule_children
+from .._core.avals import no_pytree, rule_children
 from .._core.caches import BoundedCache, WeakCaches, bounded_cache
 from .._core.dense import make_dense, materialised
+from .._core.errors import MaterialisationError
 from .._core.pytree import check_static_fields
 from .._core.rules import Table, check_table, look_up_primitive
 from .._core.settings import Settings, current_settings, use_settings
 from .._core.value import ArrayOrValue, Value, is_value
 from .._signatures import completed
+from .at_once import ARRAYS_OF_JAX, at_once, looks_at_numbers, runs_at_once
 from .closed_over import note_closed_over
 from .stage import Arguments, FilterSpec, is_leafless, local_dense_rules, stage
 
@@ -275,31 +277,25 @@ def dense(value: Value) -> jax.Array:
 
 
 def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> ArrayOrValue:
-    is_one_program = _is_compiled(value) and _runs_at_once(tree_leaves(value), _ARRAYS)
-    dense = _in_one_program(value) if is_one_program else _in_steps(value)
+    dense = at_once(_in_steps, value)
     # NumPy arrays may have 64 bits where JAX's do not.
     if isinstance(dense, (np.ndarray, np.generic)):
         dense = np.asarray(dense, _compat.leaf_aval(dense).dtype)
     return checked(dense)
 
 
-def _is_compiled(value: Value) -> bool:
-    """Whether one program makes a value dense, and the values among its children."""
-    inside = (x for x in children(value)[0] if is_value(x))
-    return type(value)._compiles_materialise() and all(map(_is_compiled, inside))
-
-
 def _in_steps(value: Value) -> ArrayOrValue:
     leaves, treedef = rule_children(value)
-    if any(map(is_value, leaves)):
-        return transform(_materialiser(treedef), materialise="allow")(*leaves)
-    return materialised(value)
-
-
-# One operation after the other takes several times as long, and more memory.
-@jax.jit
-def _in_one_program(value: Value) -> ArrayOrValue:
-    return _in_steps(value)
+    if not any(map(is_value, leaves)):
+        return materialised(value)
+    materialise = _materialiser(treedef)
+    try:
+        return transform(materialise, materialise="allow")(*leaves)
+    except MaterialisationError as error:
+        if not (looks_at_numbers(error) and _compat.nothing_is_traced()):
+            raise
+    # Each of the values has numbers to look at.
+    return materialise(*[dense(x) if is_value(x) else x for x in leaves])
 
 
 @functools.lru_cache(256)
@@ -328,7 +324,7 @@ def _is_jittable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     Without a value among them, there is nothing to compile beside the function itself.
     """
     leaves, treedef = tree_flatten((args, kwargs))
-    if not _runs_at_once(leaves, _ARRAYS_OF_JAX):
+    if not runs_at_once(leaves, ARRAYS_OF_JAX):
         return False
     try:
         has_values = _structures_with_values.get(treedef)
@@ -342,16 +338,6 @@ def _is_jittable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 _structures_with_values = bounded_cache(1024)
-
-_ARRAYS_OF_JAX: set[type] = {_compat.ArrayImpl}
-_ARRAYS: set[type] = {_compat.ArrayImpl, np.ndarray}
-
-
-def _runs_at_once(leaves: Iterable[Any], types: set[type]) -> bool:
-    """Whether nothing is traced, `jax.jit` compiles, and all leaves are of these types."""
-    if not _compat.nothing_is_traced() or _compat.jit_is_disabled():
-        return False
-    return {*map(type, leaves)} <= types
 
 
 def _has_values(tree: Tree) -> bool:

@@ -163,7 +163,7 @@ def _static_dtypes(value: Any) -> Iterator[bool]:
     for field in static_fields(value):
         try:
             yield jnp.dtype(getattr(value, field.name)) == value.dtype
-        except TypeError:
+        except (TypeError, ValueError):  # NumPy takes a pair for a dtype with a shape.
             yield False
 
 

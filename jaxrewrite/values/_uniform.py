@@ -81,8 +81,6 @@ class Zero(Uniform):
     Array([0., 1., 2.], dtype=float32)
     """
 
-    compiles_materialise = True
-
     outer = -10
 
     of_shape: tuple[int, ...] = jaxrewrite.field(static=True)
@@ -155,8 +153,6 @@ class Constant(Uniform):
     >>> jaxrewrite.numpy.sqrt(Constant(Known(4.0), (3,))).fill
     Known(2., is_known=2.0, dtype=float32)
     """
-
-    compiles_materialise = True
 
     outer = -30
 
@@ -261,8 +257,6 @@ class Known(Structured):
     of_dtype
         The dtype of the array, of shape (). By default JAX's dtype for the number.
     """
-
-    compiles_materialise = True
 
     is_known: Any = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=None)

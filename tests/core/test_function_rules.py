@@ -359,10 +359,21 @@ def test_static_arguments_that_no_rule_names(rules, asked):
         asked.append(mode)
         return Twice(v.half + {"up": 0.5, "down": -0.5}[mode])
 
+    check(rules, lambda v: shift(v, "down"), V)
+    assert asked == ["down"]
+    # It is not for the default, which its annotation leaves out.
+    check(rules, shift, V, policy="allow")
+    check(rules, lambda v: shift(v, mode="far"), V, policy="allow")
+    assert asked == ["down"]
+
+    @rules.register(shift)
+    def _(v: jaxrewrite.ArrayValue):
+        asked.append("default")
+        return Twice(v.half + 0.5)
+
     check(rules, shift, V)
     check(rules, lambda v: shift(v, "down"), V)
-    check(rules, lambda v: shift(v, mode="far"), V, policy="allow")
-    assert asked == ["up", "down"]
+    assert asked == ["down", "default", "down"]
 
 
 def test_both_orders_and_ambiguity(rules, asked):
@@ -506,7 +517,7 @@ def test_one_rule_for_several_functions(asked):
     rules = jaxrewrite.Rules()
 
     @rules.register(jnp.tril, jnp.triu)
-    def _(v: Twice, *, primitive, k: Literal[1]):
+    def _(v: Twice, *, primitive, k: Literal[0, 1]):
         asked.append((primitive.name, k))
         return Twice(getattr(jnp, primitive.name)(v.half, k=k))
 
@@ -638,10 +649,13 @@ def test_calls_that_write_to_a_reference_are_left_as_they_are(asked):
 def test_placed_calls_are_left_as_they_are(asked):
     rules = jaxrewrite.Rules()
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    placed = jax.jit(lambda x: x + 1, out_shardings=device)
-    rules.register(placed)(lambda v: asked.append(v))
+    more = lambda x: x + 1
+    placed = jax.jit(more, out_shardings=device)
+    rules.register(jax.jit(more))(lambda v: asked.append(v))
     check(rules, placed, V, policy="allow")
     assert asked == []
+    with pytest.raises(TypeError, match="says where its arrays are"):
+        rules.register(placed)(lambda v: v)
 
 
 # --- errors -------------------------------------------------------------------------------
@@ -658,6 +672,8 @@ def test_errors_at_registration():
         rules.register(jnp.add)
     with pytest.raises(TypeError, match="got <lambda>. JAX makes no call"):
         rules.register(lambda x: x + 1)
+    with pytest.raises(TypeError, match="got sin. JAX makes no call"):
+        rules.register(jnp.sin)(lambda *vs: vs[0])
     with pytest.raises(TypeError, match="a static argument 'side', and total has no such"):
 
         @rules.register(total)
@@ -667,6 +683,39 @@ def test_errors_at_registration():
 
         @rules.register(total)
         def _(v: Twice, *, axis: float): ...
+
+
+@jax.jit
+def first(x, y):
+    return jnp.sin(x) * 2
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def times(x, n):
+    return jnp.sin(x) * n
+
+
+@pytest.mark.parametrize(
+    "fn, rule, message",
+    [
+        (
+            lambda x: 2 * jnp.linalg.det(x),
+            lambda v: v,
+            r"got <lambda>\(x\), .* det\(x\), mul\.",
+        ),
+        (lambda x: jnp.linalg.det(x.T), lambda v: v, r"JAX makes transpose, det\(_\)\."),
+        (lambda x, y: jnp.linalg.solve(y, x), lambda v, w: v, r"JAX makes solve\(y, x\)\."),
+        (lambda x: soft(x, X), lambda v: v, r"JAX makes soft\(x, _\)\."),
+        (jax.grad(lambda x: total(x)), lambda v: v, "of which JAX makes total"),
+        (jnp.std, lambda v: v, r"std\(x\), of which JAX makes _std\(x, 0(.0)?\)\."),
+        (first, lambda v, w: v, r"first\(x, y\), of which JAX makes first\(x\)\."),
+        (times, lambda v: v, "takes 1 of the arguments x, n that times needs"),
+        (times, lambda v, *, n: v, "Static argument 'n' .* is not annotated"),
+    ],
+)
+def test_a_rule_that_no_call_can_have_is_an_error(fn, rule, message):
+    with pytest.raises(TypeError, match=message):
+        jaxrewrite.Rules().register(fn)(rule)
 
 
 @pytest.mark.parametrize(
@@ -771,12 +820,75 @@ def nested(depth, of=total):
     return fn
 
 
-@pytest.mark.parametrize("depth", range(5))
-def test_a_call_is_looked_for_through_three_functions(depth):
+class Layer:
+    """A function of its own in each object."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def staged(self, x):
+        return jnp.sin(x) * self.scale
+
+    def __call__(self, x):
+        return self.staged(x)
+
+
+LAYER = Layer(2.0)
+
+CALLS = {
+    "lambda": lambda x: total(x),
+    "nested": nested(4),
+    "method": LAYER.staged,
+    "object": LAYER,
+    "ufunc": jnp.logaddexp,
+    "transformed": jaxrewrite.numpy.linalg.det,
+    "vmap": jax.vmap(total),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_found_through_what_is_around_it(name):
+    """Wherever JAX makes one call of a function, whatever the function looks like."""
+    fn = CALLS[name]
+    operands = [V, V] if name == "ufunc" else [V]
     rules = jaxrewrite.Rules()
-    register = rules.register
-    if depth > 3:
-        with pytest.raises(TypeError, match="JAX makes no call"):
-            register(nested(depth))
-    else:
-        register(nested(depth))(lambda x: x)
+    rules.register(fn)(lambda *vs: jax.tree.map(jnp.zeros_like, fn(*materialise(vs))))
+    answered = jaxrewrite.transform(lambda *vs: fn(*vs), rules=rules)(*operands)
+    assert not answered.any()
+
+
+def test_a_method_is_one_function():
+    """Python makes a method anew at each access, and a later rule takes the place of one."""
+    rules = jaxrewrite.Rules()
+    rules.register(LAYER.staged)(lambda v: v)
+    rules.register(LAYER.staged)(lambda v: jnp.zeros(v.shape))
+    assert not jaxrewrite.transform(LAYER.staged, rules=rules)(V).any()
+
+
+def test_explain_tells_that_a_call_is_not_of_the_function():
+    rules = jaxrewrite.Rules()
+    rules.register(LAYER.staged)(lambda v: v)
+    other = Layer(3.0)
+    step, *_ = jaxrewrite.explain(lambda v: other.staged(v), rules=rules)(V).steps
+    assert [declined.why for declined in step.declined] == [
+        "it is for other static arguments, or another function"
+    ]
+
+
+def test_ready_rules_are_asked_with_the_defaults():
+    import jaxrewrite.values
+    from jaxrewrite._core.rules import global_rules
+    from jaxrewrite._functions.called import Called
+    from jaxrewrite._functions.recognise import domains_of, is_among
+
+    entries = [(p, e.rule) for p, e in global_rules.entries() if isinstance(p, Called)]
+    rules = {
+        pair
+        for pair in entries
+        if pair[1].fn.__module__.startswith(jaxrewrite.values.__name__)
+    }
+    assert len(rules) > 30
+    for called, rule in rules:
+        for name, domain in domains_of(called, rule).items():
+            assert is_among(called.parameters[name].default, domain), (called.name, name)

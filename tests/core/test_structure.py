@@ -51,7 +51,8 @@ ROOMS_BELOW = {
     "_cheapest": {"_compat", "_core", "_insight", "_staging"},
     "__main__": {"_insight"},
     "values": {
-        *("__init__", "_axes", "_compat", "_core", "_display", "extend", "primitives"),
+        *("__init__", "_axes", "_compat", "_core", "_display", "_staging", "extend"),
+        "primitives",
     },
     "testing": {
         *("__init__", "_analyses", "_axes", "_compat", "_core", "_insight", "_patterns"),
@@ -224,6 +225,7 @@ PRIVATE = {
     ("recognised", "jaxrewrite._compat"),
     ("coded", "jaxrewrite._axes"),
     ("coded", "jaxrewrite._compat"),
+    ("coded", "jaxrewrite._staging"),
     ("concatenated", "jaxrewrite._axes"),
     ("concatenated", "jaxrewrite._compat"),
     ("gathers", "jaxrewrite._axes"),

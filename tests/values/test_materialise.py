@@ -1,5 +1,7 @@
 """Ready types become dense by one program; subclasses of a user may look at their numbers."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,14 +15,14 @@ def array(*shape, dtype=np.float32):
     return jnp.asarray(np.random.default_rng(0).normal(size=shape).astype(dtype))
 
 
-# Values whose shapes no other test has, so that nothing about them is compiled before.
+# Values whose shapes no other test has, so that nothing about them is compiled before. The method
+# of a `FakeQuantised` is a call of one jitted function, and runs as it is.
 DENSE = {
     "Lora": lambda: values.Lora(array(23, 29), array(23, 2), array(2, 29), 1.5),
     "NMSparse": lambda: values.NMSparse.prune(array(28, 31)),
     "Kronecker": lambda: values.Kronecker((array(3, 29), array(5, 2))),
     "Banded": lambda: values.Banded(array(3, 29), 1, 1),
     "Toeplitz": lambda: values.Toeplitz(array(29), array(31)),
-    "FakeQuantised": lambda: values.FakeQuantised(array(29, 31), bits=4),
     "Symmetric": lambda: values.Symmetric(array(29, 29)),
     "Sum": lambda: values.Sum((values.Diagonal(array(29)), array(29, 29))),
     "Batched": lambda: jaxrewrite.stack([values.Diagonal(array(29))] * 2),
@@ -66,6 +68,131 @@ def test_a_type_of_the_user_may_look_at_its_numbers():
             return self.x if self.x[0] > 0 else -self.x
 
     np.testing.assert_array_equal(jaxrewrite.materialise(Signed(jnp.array([-1.0]))), [1.0])
+
+
+class Counted(jaxrewrite.ArrayValue):
+    """A type that tells with which leaves its method runs."""
+
+    x: jax.Array
+    y: jax.Array
+    ran = []
+
+    def aval(self):
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+    def materialise(self):
+        self.ran.append("traced" if isinstance(self.x, jax.core.Tracer) else "called")
+        return self.dense()
+
+    def dense(self):
+        return self.x * self.y + 1
+
+
+class OneOperation(Counted):
+    def dense(self):
+        return self.x @ self.y
+
+
+class OfAField(Counted):
+    def dense(self):
+        assert self.x.sum() is not None
+        return self.x
+
+
+TABLE = jnp.arange(2.0**15)
+
+
+class WithATable(Counted):
+    def dense(self):
+        return self.x * TABLE[:3] + TABLE[1:4]
+
+
+class WithAnEffect(Counted):
+    def dense(self):
+        jax.debug.callback(lambda: None)
+        return self.x * self.y + 1
+
+
+class Looking(Counted):
+    def dense(self):
+        return self.x * self.y + (1 if self.x[0, 0] > 0 else 2)
+
+
+class Converting(Counted):
+    def dense(self):
+        return self.x * np.asarray(self.y) + 1
+
+
+class Wrong(Counted):
+    def dense(self):
+        return [self.x * self.y + 1]
+
+
+class Failing(Counted):
+    def dense(self):
+        raise ValueError("no numbers")
+
+
+X, Y = jnp.asarray(np.arange(1.0, 10.0, dtype=np.float32).reshape(3, 3)), jnp.eye(3) + 1
+AT_ONCE = {
+    Counted: ["traced"],
+    **dict.fromkeys((OneOperation, OfAField, WithATable), ["traced", "called", "called"]),
+    **dict.fromkeys((WithAnEffect, Looking, Converting), ["traced", "called", "called"]),
+}
+
+
+@pytest.mark.parametrize("cls", AT_ONCE, ids=lambda cls: cls.__name__)
+def test_a_type_of_the_user_is_compiled_where_it_may_and_should_be(cls, monkeypatch):
+    jaxrewrite.clear_caches()
+    monkeypatch.setattr(Counted, "ran", ran := [])
+    v = cls(X, Y)
+    got = [jaxrewrite.materialise(v), jaxrewrite.materialise(v)]
+    assert ran == AT_ONCE[cls]
+    assert (got[0] is X) == (cls is OfAField)
+    with jax.disable_jit():
+        want = cls(X, Y).dense()
+    for dense in got:
+        assert (dense.dtype, dense.weak_type) == (want.dtype, want.weak_type)
+        np.testing.assert_array_equal(dense, want)
+
+
+@pytest.mark.parametrize("cls", [Wrong, Failing])
+def test_an_error_is_the_one_of_the_call(cls):
+    errors = []
+    for context in (contextlib.nullcontext(), jax.disable_jit()):
+        with pytest.raises(jaxrewrite.MaterialisationError) as caught, context:
+            jaxrewrite.materialise(cls(X, Y))
+        errors.append(caught.value)
+    first, plain = errors
+    assert str(first) == str(plain)
+    assert first.__context__ is first.__cause__
+    assert type(first.__cause__) is type(plain.__cause__)
+    assert getattr(first, "__notes__", []) == getattr(plain, "__notes__", [])
+
+
+INSIDE = {
+    "own": lambda v: Counted(v, Y),
+    "twice": lambda v: Counted(Counted(v, Y), Y),
+    "in itself": lambda v: Looking(v, Y),
+    "Scaled": lambda v: values.Scaled(v, jnp.float32(2)),
+    "Lora": lambda v: values.Lora(v, jnp.ones((3, 1)), jnp.ones((1, 3))),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_looks_at_its_numbers_may_be_inside_of_another_value(name):
+    dense = Looking(X, Y).dense()
+    got, want = (jaxrewrite.materialise(INSIDE[name](v)) for v in (Looking(X, Y), dense))
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_nothing_is_declared_for_that():
+    with pytest.raises(
+        TypeError, match=r"Old\.compiles_materialise is not used any more: a trace"
+    ):
+
+        class Old(jaxrewrite.ArrayValue):
+            compiles_materialise = True
 
 
 def test_an_annotated_array_is_not_copied():

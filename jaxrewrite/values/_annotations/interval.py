@@ -89,7 +89,7 @@ class Interval(Carrying):
     ----------
     lower, upper
         Arrays or other values, of one shape and one real dtype. ``lower`` must not be above
-        ``upper``.
+        ``upper``. Where one is an interval itself, its own outer bound is taken.
 
     Raises
     ------
@@ -121,6 +121,8 @@ class Interval(Carrying):
     upper: Array
 
     def __post_init__(self) -> None:
+        # Bounds that are known within bounds: the outermost hold.
+        vars(self).update(lower=_lower(self.lower), upper=_upper(self.upper))
         lower, upper = like(self.lower), like(self.upper)
         if (lower.shape, lower.dtype) != (upper.shape, upper.dtype):
             raise ValueError(
@@ -131,6 +133,9 @@ class Interval(Carrying):
             raise ValueError(f"Interval: lower must be real; got {lower.dtype}.")
         if disproved(_are_in_order, self.lower, self.upper):
             raise ValueError("Interval: lower must not be above upper, nor NaN.")
+
+    def _merged(self) -> Any:
+        return Interval(self.lower, self.upper)
 
     @classmethod
     def around(cls, centre: Any, radius: Any) -> Interval:

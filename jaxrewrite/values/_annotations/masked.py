@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,12 +23,12 @@ from jaxrewrite.primitives import BINARY, UNARY
 
 from .._base import in_blocks
 from .._base.contract import labels
-from .._base.structured import inexact
+from .._base.structured import fields_of, inexact
 from .declaration import MOVING, annotation_rule, applies_function, highest, like, lowest
 from .named import Named
 from .operators import Carrying
 from .tagged import Tagged
-from .unitful import Unitful
+from .unitful import Unitful, array_of, needs_units
 
 
 class Masked(Carrying):
@@ -66,7 +66,7 @@ class Masked(Carrying):
     see `filled`.
 
     ``jnp.var``, ``std`` and ``median`` are those of the entries that are there, with ``ddof``,
-    ``axis`` and ``keepdims``.
+    ``axis`` and ``keepdims``, also of a masked array within `Tagged`, `Named` or `Unitful`.
 
     Other functions that divide by the number of entries count those that are missing, because
     that number is part of the program. So there is a `TypeError` where a program calls
@@ -79,7 +79,8 @@ class Masked(Carrying):
     Parameters
     ----------
     array
-        An array, or another value, of any shape and dtype.
+        An array, or another value, of any shape and dtype. Of one with a mask, entries are
+        missing that either mask says.
     mask
         A boolean array of the same shape, true where an entry is missing.
     terms
@@ -127,6 +128,13 @@ class Masked(Carrying):
                 f"Masked: mask must be boolean and have the array's shape "
                 f"{jnp.shape(self.array)}; got {dtype} of shape {shape}."
             )
+        if isinstance(self.array, Masked):  # Entries of either mask are missing.
+            inner = self.array
+            mask, terms = self.mask | inner.mask, self.terms or inner.terms
+            vars(self).update(array=inner.array, mask=mask, terms=terms)
+
+    def _merged(self) -> Any:
+        return dataclasses.replace(self)
 
     def filled(self, number: Any) -> Any:
         """Return the array with a number in place of each missing entry."""
@@ -318,6 +326,48 @@ def _median(x: Masked, *, axis: int | tuple[int, ...] | None, keepdims: bool) ->
     result = jnp.nanmedian(jnp.where(counted, array, jnp.nan), axis, keepdims=keepdims)
     is_nan = jnp.any(jnp.isnan(array) & counted, axis, keepdims=keepdims)
     return _finite(jnp.where(is_nan, jnp.nan, result), is_missing)
+
+
+_Around = Tagged | Named | Unitful
+
+
+@jaxrewrite.register(jnp.std, jnp.var)
+def _spread_around(
+    x: _Around,
+    correction: ArrayLike
+    | Unitful,  # Zero has taken any units, which it has not as a number.
+    *,
+    primitive: Any,
+    axis: int | tuple[int, ...] | None,
+    keepdims: bool,
+) -> Any:
+    if needs_units(correction):
+        return NotImplemented
+    number = array_of(correction)
+    options = {"axis": axis, "keepdims": keepdims, "correction": number}
+    return _of_what_is_around(getattr(jnp, primitive.name), x, options)
+
+
+@jaxrewrite.register(jnp.median)
+def _median_around(
+    x: _Around, *, axis: int | tuple[int, ...] | None, keepdims: bool
+) -> Any:
+    return _of_what_is_around(jnp.median, x, {"axis": axis, "keepdims": keepdims})
+
+
+def _of_what_is_around(fn: Callable[..., Any], x: Any, options: Mapping[str, Any]) -> Any:
+    """The function of a masked array inside; it carries what the result of an array would."""
+    if not _within(x):
+        return NotImplemented
+    apply = jaxrewrite.transform(lambda array: fn(array, **options))
+    of_array = apply(_with_array(x, jnp.zeros(x.shape, x.dtype)))
+    inside = apply(x.array)
+    return _with_array(of_array, inside) if isinstance(of_array, type(x)) else inside
+
+
+def _with_array(x: Any, array: Any) -> Any:
+    _, treedef = fields_of(x)
+    return jax.tree.unflatten(treedef, [array])
 
 
 @jaxrewrite.register("jit", types=(_ANNOTATED | ArrayLike,), precedence=1)

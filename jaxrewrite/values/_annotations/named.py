@@ -44,7 +44,8 @@ class Named(Annotated):
     Parameters
     ----------
     array
-        An array, or another value, of any shape and dtype.
+        An array, or another value, of any shape and dtype. One with names keeps them for axes
+        whose new name is ``None``; two names of one axis must be equal.
     names
         A name for each axis, a string or ``None``.
 
@@ -105,7 +106,14 @@ class Named(Annotated):
             raise ValueError(
                 f"Named: names must differ from each other; got {axis_names!r}."
             )
+        if isinstance(array, Named):
+            pairs = zip(_names(array), axis_names, strict=True)
+            axis_names = _unique([_agreed("Named", a, b) for a, b in pairs])
+            array = array.array
         vars(self).update(array=array, names=axis_names)
+
+    def _merged(self) -> Any:
+        return Named(self.array, _names(self))
 
     def axis(self, name: str) -> int:
         """Return the index of the axis with this name; `ValueError` if there is none."""
@@ -159,10 +167,10 @@ def _unique(names: Sequence[str | None]) -> Names:
     return tuple(name if names.count(name) == 1 else None for name in names)
 
 
-def _agreed(primitive: Any, a: str | None, b: str | None) -> str | None:
+def _agreed(subject: str, a: str | None, b: str | None) -> str | None:
     if a is not None and b is not None and a != b:
         raise ValueError(
-            f"{primitive.name} aligns an axis named {a!r} with one named {b!r}. "
+            f"{subject} aligns an axis named {a!r} with one named {b!r}. "
             "Transpose one of the operands, as in x.transpose(1, 0), or rename its axes: Named(x.array, names)."
         )
     return a if b is None else b
@@ -171,7 +179,7 @@ def _agreed(primitive: Any, a: str | None, b: str | None) -> str | None:
 def _aligned(primitive: Any, operands: Sequence[Any]) -> Names:
     """The names of arrays that meet entry by entry; a scalar agrees with all names."""
     all_names = [_names(x) for x in operands if jnp.ndim(x)]
-    agreed = functools.partial(_agreed, primitive)
+    agreed = functools.partial(_agreed, primitive.name)
     return _unique(
         [functools.reduce(agreed, axis) for axis in zip(*all_names, strict=True)]
     )
@@ -213,7 +221,7 @@ def _multiply(
     axes = labels(dimension_numbers, jnp.ndim(x), jnp.ndim(y))
     names: dict[Any, str | None] = {}
     for label, name in zip((*axes.x, *axes.y), (*_names(x), *_names(y)), strict=True):
-        names[label] = _agreed(primitive, names.get(label), name)
+        names[label] = _agreed(primitive.name, names.get(label), name)
     out = _unique([names[label] for label in axes.out])
     return _bind(primitive, [x, y], out, {"dimension_numbers": dimension_numbers, **params})
 
@@ -309,7 +317,7 @@ def _scatter(
     ]
     names = list(_names(x))
     for axis, other in pairs:
-        names[axis] = _agreed(primitive, names[axis], _names(updates)[other])
+        names[axis] = _agreed(primitive.name, names[axis], _names(updates)[other])
     params["dimension_numbers"] = numbers
     return _bind(primitive, [x, indices, updates], _unique(names), params)
 

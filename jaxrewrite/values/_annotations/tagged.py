@@ -27,7 +27,7 @@ class Tagged(Annotated):
     Parameters
     ----------
     array
-        An array, or another value, of any shape and dtype.
+        An array, or another value, of any shape and dtype. One with tags keeps them besides.
     tags
         A string or several strings.
 
@@ -79,8 +79,12 @@ class Tagged(Annotated):
         all_tags = tuple(tags) if is_some else (tags,)
         if not all_tags or not all(isinstance(tag, str) for tag in all_tags):
             raise ValueError(f"Tagged: tags must be strings, at least one; got {tags!r}.")
-        tag_set = frozenset(all_tags)
+        tag_set = frozenset(map(str, all_tags))
+        array, tag_set = _parts(array, tag_set)
         vars(self).update(array=array, tags=tag_set)
+
+    def _merged(self) -> Any:
+        return Tagged(self.array, self.tags)
 
     def picture(self) -> Any:
         return self.array, *(f" #{tag}" for tag in sorted(self.tags))
@@ -113,7 +117,7 @@ def _tag(*operands: Any, primitive: Any, **params: Any) -> Any:
 def _choose(index: Tagged, *operands: Any, **params: Any) -> Any:
     """Give all results the tags of the index that chooses a branch."""
     results = jaxrewrite.bind("cond", index.array, *operands, **params)
-    return [Tagged(*_parts(x, index.tags)) for x in results]
+    return [Tagged(x, index.tags) for x in results]
 
 
 def _untagged(x: Any) -> Any:

@@ -83,7 +83,8 @@ class Unitful(Annotated):
     Parameters
     ----------
     array
-        An array, or another value, of any shape and dtype.
+        An array, or another value, of any shape and dtype. One with units is multiplied by the
+        new ones, so that a value carries units once.
     units
         Anything that `Units` takes.
 
@@ -125,7 +126,12 @@ class Unitful(Annotated):
 
     def __init__(self, array: Any, units: Any):
         units = units if isinstance(units, Units) else Units(units)
+        if isinstance(array, Unitful):  # Units of a quantity multiply it.
+            array, units = array.array, units * array.units.fixed
         vars(self).update(array=array, units=units)
+
+    def _merged(self) -> Any:
+        return _quantity(self.array, self.units)
 
     def to(self, units: Any) -> Unitful:
         """Convert to other units of the same kind.

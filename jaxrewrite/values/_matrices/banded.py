@@ -149,8 +149,6 @@ class Banded(_Bands):
     Array([1., 1., 1.], dtype=float32)
     """
 
-    compiles_materialise = True
-
     bands: Inexact[Array, "*batch k n"]
     lower: int = jaxrewrite.field(static=True)
     upper: int = jaxrewrite.field(static=True)
@@ -360,8 +358,6 @@ class Tridiagonal(_Bands):
             [  ·  1. -4.  6. -4.]
             [  ·   ·  1. -4.  5.]], lower=2, upper=2, dtype=float32)
     """
-
-    compiles_materialise = True
 
     lower: Inexact[Array, "*batch n-1"]
     main: Inexact[Array, "*batch n"]

@@ -63,8 +63,6 @@ class BlockDiagonal(Matrix):
                    [ ·  · 5. 5.]], dtype=float32)
     """
 
-    compiles_materialise = True
-
     blocks: Inexact[Array, "*batch k p q"]
     entries = "pattern"
 

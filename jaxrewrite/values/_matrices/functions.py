@@ -140,7 +140,7 @@ def _(v: _Known, *, UPLO: Literal["L", "U"]) -> Any:
 
 
 @_knows(jnp.linalg.eigh)
-def _(v: _Known, *, UPLO: Literal["L", "U"]) -> Any:
+def _(v: _Known, *, UPLO: Literal["L", "U"] | None) -> Any:
     return _eigh(v)
 
 
@@ -220,12 +220,12 @@ def _(v: _Known, *, axis: int | tuple[int, ...] | None) -> Any:
 
 
 @_knows(jnp.diagonal, square=False)
-def _(v: _Known, *, axis1: Literal[-2], axis2: Literal[-1]) -> Any:
+def _(v: _Known, *, axis1: Literal[0, -2], axis2: Literal[1, -1]) -> Any:
     return _diagonal(v, axis1, axis2)
 
 
 @_knows(jnp.trace, square=False)
-def _(v: _Known, *, axis1: Literal[-2], axis2: Literal[-1]) -> Any:
+def _(v: _Known, *, axis1: Literal[0, -2], axis2: Literal[1, -1]) -> Any:
     diagonal = _diagonal(v, axis1, axis2)
     return diagonal if diagonal is NotImplemented else [diagonal[0].sum(-1)]
 

@@ -73,8 +73,6 @@ class Kronecker(Matrix):
     ((6, 6), 16)
     """
 
-    compiles_materialise = True
-
     factors: tuple[Any, ...]
 
     # The type of a factor decides how it is multiplied with another value.

@@ -86,8 +86,6 @@ class LowRank(LinearAlgebra, Structured):
     Array([600., 600., ...], dtype=float32)
     """
 
-    compiles_materialise = True
-
     outer = -60
 
     a: Array

@@ -96,8 +96,6 @@ class Diagonal(OnDiagonal):
               [  · 10.]], dtype=float32)
     """
 
-    compiles_materialise = True
-
     d: Inexact[Array, "*batch n"]
 
     def __post_init__(self) -> None:
@@ -225,8 +223,6 @@ class Identity(OnDiagonal):
                   [ · 2.  ·]
                   [ ·  · 2.]], rows=3, dtype=float32))
     """
-
-    compiles_materialise = True
 
     rows: int = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
@@ -359,8 +355,6 @@ class ScalarMatrix(OnDiagonal):
                   [ · 5.  ·]
                   [ ·  · 5.]], rows=3, dtype=float32))
     """
-
-    compiles_materialise = True
 
     c: Shaped[Array, "*batch"]
     rows: int = jaxrewrite.field(static=True)
@@ -509,8 +503,6 @@ class Permutation(Matrix):
     >>> v.determinant()
     Array(1., dtype=float32)
     """
-
-    compiles_materialise = True
 
     order: Int[Array, "*batch n"]
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))

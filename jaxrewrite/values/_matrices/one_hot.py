@@ -180,8 +180,6 @@ class OneHot(Rows):
     Array([1.0986, 1.0986], dtype=float32)
     """
 
-    compiles_materialise = True
-
     indices: Int[Array, "*batch n"]
     classes: int = jaxrewrite.field(static=True)
     axis: int = jaxrewrite.field(static=True, default=-1)
@@ -285,8 +283,6 @@ class Picked(Rows):
     >>> jaxrewrite.transform(lambda v: v.sum(-1))(v)
     Array([2., 3.], dtype=float32)
     """
-
-    compiles_materialise = True
 
     values: Inexact[Array, "*batch n"]
     indices: Int[Array, "*batch n"]

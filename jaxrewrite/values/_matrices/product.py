@@ -54,8 +54,6 @@ class Product(Matrix):
     Array([0., 3., 6.], dtype=float32)
     """
 
-    compiles_materialise = True
-
     factors: tuple[Any, ...]
 
     # The type of a factor decides how it is multiplied with another value.

@@ -67,8 +67,6 @@ class Scaled(LinearAlgebra, Linear):
     Scaled([8. 8. 8.], dtype=float32)
     """
 
-    compiles_materialise = True
-
     outer = -20
 
     x: Any

@@ -100,8 +100,6 @@ class Sparse(Matrix):
     'Sparse'
     """
 
-    compiles_materialise = True
-
     data: Shaped[Array, "*batch e"]
     indices: Integer[Array, "*batch e ..."]
     indptr: Any

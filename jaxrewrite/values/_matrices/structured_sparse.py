@@ -71,8 +71,6 @@ class NMSparse(Matrix):
     Array([-1.], dtype=float32)
     """
 
-    compiles_materialise = True
-
     values: Shaped[Array, "*batch groups n k"]
     indices: Integer[Array, "*batch groups n k"]
     m: int = jaxrewrite.field(static=True, default=4)

@@ -91,8 +91,6 @@ class Sum(LinearAlgebra, Linear):
     Array([3., 4., 5.], dtype=float32)
     """
 
-    compiles_materialise = True
-
     outer = -40
 
     terms: tuple[Any, ...]

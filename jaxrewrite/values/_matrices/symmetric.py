@@ -64,8 +64,6 @@ class Symmetric(Matrix):
                 [0.70710677 1.2247449 ]], dtype=float32)
     """
 
-    compiles_materialise = True
-
     x: Inexact[Array, "*batch n n"]
     positive: bool = jaxrewrite.field(static=True, default=False)
     entries = "all"

@@ -71,8 +71,6 @@ class Toeplitz(Matrix):
               [20.085537   7.3890557  2.718282 ]], dtype=float32)
     """
 
-    compiles_materialise = True
-
     column: Shaped[Array, "*batch n"]
     row: Shaped[Array, "*batch m"]
     entries = "all"
@@ -241,8 +239,6 @@ class Circulant(Matrix):
     >>> (v @ v + 2 * v.T).column
     Array([0., 0., 1., 2.], dtype=float32)
     """
-
-    compiles_materialise = True
 
     column: Shaped[Array, "*batch n"]
     entries = "all"

@@ -64,8 +64,6 @@ class Triangular(Matrix):
     Array([1., 1.], dtype=float32)
     """
 
-    compiles_materialise = True
-
     x: Inexact[Array, "*batch n n"]
     lower: bool = jaxrewrite.field(static=True, default=True)
     flipped: bool = jaxrewrite.field(static=True, default=False, kw_only=True, repr=False)

@@ -23,6 +23,7 @@ import jaxrewrite
 from jaxrewrite import _compat, primitives
 from jaxrewrite._axes.blocks import finest, spread
 from jaxrewrite._axes.moves import aligned, has_grown, moved
+from jaxrewrite._staging.at_once import at_once
 
 from .._base.contract import is_or_none
 from .._base.structured import Structured
@@ -129,7 +130,7 @@ class Coded(Structured):
         return jax.core.ShapedArray(jnp.shape(codes), dtype)
 
     def materialise(self) -> jax.Array:
-        return _dense_at_once(self) if self._compiles_materialise() else _dense(self)
+        return at_once(_dense, self) if _compat.nothing_is_traced() else _dense_call(self)
 
     def among(self, values: Sequence[Any]) -> Self:
         """This array in a form that others, with which one array is made, have too."""
@@ -147,8 +148,8 @@ def _dense(v: Coded) -> jax.Array:
     return blockwise(jnp.multiply, v.levels(), v.scale_of_blocks())
 
 
-# One operation after the other takes longer, and more memory.
-_dense_at_once = jax.jit(_dense)
+# A program without `jax.jit` around it runs one operation after the other, but a call at once.
+_dense_call = jax.jit(_dense)
 
 
 def check_blocks(cls: str, **leaves: Any) -> None:

@@ -57,8 +57,6 @@ class Concatenated(Structured):
     (33,)
     """
 
-    compiles_materialise = True
-
     # Whether results are values decides whether they stay apart.
     rules_see_values = True
 

@@ -15,9 +15,8 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import primitives
 
-from .._base.structured import Structured
 from .._matrices.algebra import on_fields
-from .lora import Lora
+from .lora import Adapted, Lora
 from .rescaled import Rescaled
 
 
@@ -29,7 +28,7 @@ _AS_RESCALED = {
 }
 
 
-class Dora(Structured):
+class Dora(Adapted):
     r"""A weight whose directions have a change of low rank and whose lengths are trained.
 
     .. math:: v_{ij} = m_j \, \frac{(w + s \, a b)_{ij}}{\lVert (w + s \, a b)_{\cdot j} \rVert}
@@ -79,18 +78,9 @@ class Dora(Structured):
     Array([[2., 2.]], dtype=float32)
     """
 
-    compiles_materialise = True
-
     outer = -48
 
-    w: Array
-    a: Array
-    b: Array
     magnitude: Array
-    scale: float = jaxrewrite.field(static=True)
-    rows: tuple[int, ...] = jaxrewrite.field(static=True)
-    cols: tuple[int, ...] = jaxrewrite.field(static=True)
-    frozen: bool = jaxrewrite.field(static=True)
 
     def __init__(
         self,

@@ -72,8 +72,6 @@ class FakeQuantised(Structured):
                         [ 7.  0.]], dtype=float32)
     """
 
-    compiles_materialise = True
-
     _is_seen_dense = True
 
     w: Array

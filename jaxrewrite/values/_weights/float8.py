@@ -74,8 +74,6 @@ class Float8(Coded):
     Array([224.25], dtype=float32)
     """
 
-    compiles_materialise = True
-
     codes: Array
     scale: Array
     format: str = jaxrewrite.field(static=True)

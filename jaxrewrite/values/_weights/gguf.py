@@ -86,7 +86,6 @@ class GGUF(Coded):
     (32, 34)
     """
 
-    compiles_materialise = True
     formats: ClassVar[Mapping[str, Layout]] = LAYOUTS
 
     codes: Array

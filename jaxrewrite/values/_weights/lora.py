@@ -28,7 +28,19 @@ from .._matrices.low_rank_sums import added, concatenated
 from .coded import takes_matrices
 
 
-class Lora(Structured):
+class Adapted(Structured):
+    """Base class of a weight with a change of low rank: the fields that these types share."""
+
+    w: Array
+    a: Array
+    b: Array
+    scale: float = jaxrewrite.field(static=True)
+    rows: tuple[int, ...] = jaxrewrite.field(static=True)
+    cols: tuple[int, ...] = jaxrewrite.field(static=True)
+    frozen: bool = jaxrewrite.field(static=True)
+
+
+class Lora(Adapted):
     r"""A weight with a change of low rank: :math:`w + s \, a b`.
 
     A product with an array is ``x @ w + ((x @ a) @ b) * scale``, computed from the fields
@@ -87,17 +99,7 @@ class Lora(Structured):
     Array([[ 6.,  6.,  6.,  6.], [15., 15., 15., 15.]], dtype=float32)
     """
 
-    compiles_materialise = True
-
     outer = -50
-
-    w: Array
-    a: Array
-    b: Array
-    scale: float = jaxrewrite.field(static=True)
-    rows: tuple[int, ...] = jaxrewrite.field(static=True)
-    cols: tuple[int, ...] = jaxrewrite.field(static=True)
-    frozen: bool = jaxrewrite.field(static=True)
 
     def __init__(
         self,

@@ -127,7 +127,6 @@ class Microscaled(Coded):
     Array([-11. ,   3.5], dtype=float32)
     """
 
-    compiles_materialise = True
     formats: ClassVar[Mapping[str, _Format]] = FORMATS
 
     codes: Array

@@ -95,8 +95,6 @@ class NF4(Coded):
     Array([...], dtype=float32)
     """
 
-    compiles_materialise = True
-
     codes: Array
     scale_q: Array
     scale_scale: Array

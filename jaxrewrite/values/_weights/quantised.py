@@ -136,8 +136,6 @@ class Quantised(Coded):
     Array([0., 5.], dtype=float32)
     """
 
-    compiles_materialise = True
-
     few_rows = 3
 
     q: Array

@@ -59,8 +59,6 @@ class Rescaled(Structured):
     Array([3., 6.], dtype=float32)
     """
 
-    compiles_materialise = True
-
     outer = -45
 
     axes = {"w": "...", "scale": ".../block"}

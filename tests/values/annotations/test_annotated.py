@@ -397,7 +397,7 @@ def test_adopted_numbers_of_a_type_of_ones_own_are_of_a_subclass_until_something
 
 def test_a_method_that_is_not_called_any_more_is_an_error():
     with pytest.raises(
-        TypeError, match=r"Old\.settled is not called any more: adopt returns"
+        TypeError, match=r"Old\.settled is not used any more: adopt returns"
     ):
 
         class Old(jaxrewrite.ArrayValue):
@@ -826,6 +826,35 @@ def test_spread_and_median_are_those_of_what_is_there(bulk, dtype):
     rows = run(jax.vmap(lambda x: (jnp.std(x), jnp.median(x))))(x)
     for result, fn in zip(rows, (np.ma.std, np.ma.median), strict=True):
         same_masked(result, fn(theirs, axis=1), "rows")
+
+
+AROUND = {
+    "tags": lambda v: Tagged(v, "t"),
+    "names": lambda v: Named(v, ("a", "b")),
+    "units": lambda v: Unitful(v, "m"),
+    "all": lambda v: Tagged(Named(Unitful(v, "m"), ("a", "b")), "t"),
+}
+SPREADS = {
+    "std": jnp.std,
+    "var": lambda x: jnp.var(x, axis=0, ddof=1, keepdims=True),
+    "median": lambda x: jnp.median(x, axis=1),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("name", SPREADS)
+def test_spread_and_median_of_what_is_there_within_annotations(bulk, name, around):
+    fn, annotate = SPREADS[name], AROUND[around]
+    x, _ = masked(0)
+    got, alone = run(fn)(annotate(x)), run(fn)(x)
+    like = run(fn)(annotate(x.array))
+    # It carries what the function of an array does, around the function of what is there.
+    while isinstance(like, Tagged | Named | Unitful):
+        assert type(got) is type(like)
+        for kind in ("tags", "names", "units"):
+            assert getattr(got, kind, None) == getattr(like, kind, None)
+        got, like = got.array, like.array
+    np.testing.assert_array_equal(got.filled(-1), alone.filled(-1))
 
 
 def test_a_number_that_is_no_number_is_there():

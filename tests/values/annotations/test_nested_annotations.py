@@ -8,7 +8,7 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite import transform
-from jaxrewrite.values import Interval, Masked, Named, Tagged, Unitful
+from jaxrewrite.values import Diagonal, Interval, Masked, Named, Tagged, Unitful
 
 
 X = jnp.array([1.0, -2.0, 3.0])
@@ -125,3 +125,54 @@ def test_units_around_names_around_units_have_derivatives_by_custom_rules():
         return transform(negated)(v).array.array.array.sum()
 
     np.testing.assert_array_equal(jax.grad(total)(v).array.array.array, 2 * jnp.ones(3))
+
+
+ONCE = {
+    "Unitful": (lambda: Unitful(Unitful(X, "m"), "s"), lambda: Unitful(X, "m s")),
+    "no units": (lambda: Unitful(Unitful(X, ""), ""), lambda: Unitful(X, "")),
+    "Named": (lambda: Named(Named(X, ("a",)), (None,)), lambda: Named(X, ("a",))),
+    "Tagged": (lambda: Tagged(Tagged(X, "a"), "b"), lambda: Tagged(X, {"a", "b"})),
+    "Masked": (
+        lambda: Masked(Masked(X, MISSING), MISSING[::-1]),
+        lambda: Masked(X, MISSING | MISSING[::-1]),
+    ),
+    "Interval": (
+        lambda: Interval(Interval(X - 1, X), Interval(X, X + 1)),
+        lambda: Interval(X - 1, X + 1),
+    ),
+}
+
+
+def is_same(got, want):
+    assert repr(got) == repr(want)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(got), jax.tree.leaves(want))
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_an_array_carries_each_annotation_once(name):
+    make, want = ONCE[name]
+    is_same(make(), want())
+
+
+def test_names_of_one_axis_agree():
+    with pytest.raises(
+        ValueError, match="Named aligns an axis named 'a' with one named 'b'"
+    ):
+        Named(Named(X, ("a",)), ("b",))
+
+
+@pytest.mark.parametrize("fn", [squared, cubed], ids=["jvp", "vjp"])
+def test_an_annotation_twice_goes_through_custom_rules(fn):
+    v = Unitful(Unitful(X, ""), "")
+    _, pull = jax.vjp(transform(fn), v)
+    (got,) = pull(jnp.ones(3))
+    _, pull = jax.vjp(fn, X)
+    np.testing.assert_array_equal(got.array, pull(jnp.ones(3))[0])
+
+
+def test_what_rules_make_carries_each_annotation_once():
+    """A rule for names puts units around a product, which then has units of its own."""
+    v, x = Diagonal(Unitful(X, "m")), Named(Unitful(X, "m"), ("a",))
+    got = transform(lambda v, x: jnp.maximum(v @ x, 0))(v, x)
+    is_same(got, Named(Unitful(X * X, "m^2"), (None,)))
