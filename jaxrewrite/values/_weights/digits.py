@@ -78,6 +78,8 @@ def _multiplied(q: Any, x: Any, *, own: Labels, xs: Labels, out: Labels) -> Any:
     if not is_summable(own, xs, out, q.shape):
         return contract(q.astype(x.dtype), own, x, xs, out)
     summed = [i for i, label in enumerate(xs) if label not in out]
+    # Without the barrier XLA writes what makes the entries into each of the kernels that read them.
+    x = lax.optimization_barrier(x)
     power, inverse = _powers(x, summed)
     digits = _digits(x * lax.expand_dims(inverse, summed))
     multiply = lambda some: integer_products(q, some, own, xs, out).astype(x.dtype)
