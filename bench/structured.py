@@ -16,17 +16,16 @@ Some products with one vector never win, and some only for larger matrices. A de
 n x n numbers once, and does two operations with each. ``Triangular`` reads half of them. But the
 numbers beside the triangle may be anything, so it copies each block with zeros in their place, and
 multiplies the copy while that is in the processor's cache: half as many products, and twice as many
-numbers read or written for each. It takes 1.1 of dense with 1,024 rows. ``Symmetric`` multiplies each
-such block for its rows and for its columns, which are as many products as in dense and the copies
-besides, and takes 1.4. Copies of the whole array took 2.2 and 4.7. In trials with 768, 2,048
-and 4,096 rows ``Triangular`` took 1.1, 1.2 and 1.9, and ``Symmetric`` 1.3, 1.4 and 1.9. What they gain is in
+numbers read or written for each. It takes 1.4 to 2.2 of dense with 512 to 2,048 rows, and took 1.1 in
+another run. ``Symmetric`` multiplies each such block for its rows and for its columns, which are as
+many products as in dense and the copies besides. It takes 2.1 to 2.5, and took 1.4 in that run, where
+copies of the whole array took 2.2 and 4.7. What they gain is in
 solves and determinants; the Cholesky factor of ``Symmetric`` is the dense one, after the triangle is mirrored.
 
 With 256 rows dense needs 65,536 products, about 15 us of arithmetic. That is as long as a call of a few
-kernels takes, whatever they do: ``Tridiagonal``, ``Banded``, ``Kronecker``, ``Circulant``, ``Toeplitz`` and ``Sparse``
-take 1.1 to 1.5 of dense there, up to the spread, with a few thousand operations in two to six kernels.
-They win from 1,024 rows on. ``Triangular`` takes 2.0 and ``Symmetric`` 1.5 with 256 rows, because the copy is a
-kernel of its own.
+kernels takes, whatever they do: ``Kronecker``, ``Circulant`` and ``Toeplitz`` take 1.1, 1.5 and 2.2 of dense
+there, with a few thousand operations in two to six kernels. They win from 1,024 rows on.
+``Triangular`` takes 3.4 and ``Symmetric`` 1.8 with 256 rows, because the copy is a kernel of its own.
 """
 
 from __future__ import annotations
