@@ -46,7 +46,7 @@ from .._core.dense import Reason, policy_on
 from .._core.errors import MaterialisationError, add_note
 from .._core.rewrite import Rewriter
 from .._core.settings import Settings, use_settings
-from .._core.site import Site, describe
+from .._core.site import Site, describe, merged
 from .._core.traces import Rewriting
 from .._core.value import ArrayOrValue, Operand, Value, is_value
 from .._joins.join import Structure, join_all, structure_of
@@ -633,16 +633,24 @@ def _meeting(
     if structures[0] == structures[1]:
         return dual(cotangent), lambda tangent: tangent
     scratch = site._replace(builder=Rewriter(Rewriting(settings)))
-    joined = join_all(scratch, structures)
-    like = joined.like()
-    if not is_value(like):
+    # A tangent may hold one of its own type, where what is between them has no tangents of its own.
+    # Then it may have no join with an array, and has one as one value.
+    as_it_is: Callable[[Any], Any] = lambda x: x
+    as_one: Callable[[Any], Any] = lambda x: merged(x, lambda fn, leaves: fn(*leaves))
+    for change in (as_it_is, as_one):
+        changed = structure_of(jax.eval_shape(change, wanted))
+        joined = join_all(scratch, (changed, structures[1]))
+        like = joined.like()
+        if is_value(like):
+            break
+    else:
         raise TypeError(
             f"A custom derivative rule returned a cotangent {on_avals(cotangent)!r} for a "
             f"{type(form).__name__}, which is never dense and whose cotangents are {wanted!r}."
         )
     bring = functools.partial(_brought, settings=settings, site=site)
     of_tangents = structure_of(dual(like))
-    return dual(bring(cotangent, joined)), lambda tangent: bring(tangent, of_tangents)
+    return dual(bring(cotangent, joined)), lambda x: bring(change(x), of_tangents)
 
 
 def _brought(
