@@ -8,6 +8,7 @@ equation of its own in each derivative.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,16 +71,25 @@ def _is_float0(tangent: Any) -> bool:
 
 
 def _batched(
-    operands: Sequence[Any], axes: Sequence[Any], *, fn: Function
+    axis: Any, operands: Sequence[Any], axes: Sequence[Any], *, fn: Function
 ) -> tuple[list[Any], list[int]]:
-    results = traced_anew(jax.vmap(fn, tuple(axes)))(*operands)
+    """The function for each element, which may ask for the name of the axis that is mapped."""
+    each = jax.vmap(
+        lambda _, *operands: fn(*operands),
+        (0, *axes),
+        axis_name=axis.name,
+        axis_size=axis.size,
+        spmd_axis_name=axis.spmd_name,
+    )
+    # If no operand is mapped, the results may depend on the element all the same.
+    results = traced_anew(functools.partial(each, np.arange(axis.size)))(*operands)
     return results, [0] * len(results)
 
 
 traced_anew_p.def_impl(_run)
 traced_anew_p.def_effectful_abstract_eval(_abstract)
 ad.primitive_jvps[traced_anew_p] = _tangents
-batching.primitive_batchers[traced_anew_p] = _batched
+batching.fancy_primitive_batchers[traced_anew_p] = _batched
 mlir.register_lowering(traced_anew_p, mlir.lower_fun(_run, multiple_results=True))
 
 
@@ -87,12 +97,7 @@ def traced_anew_handler(site: Site, operands: list[Operand]) -> Results:
     """The equations of the function, in a transform around the one that left the call."""
     if not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
-    fn = site.params["fn"]
-    debug_info = _compat.new_debug_info(site.primitive.name, fn)
-    with site.context.manager:
-        avals = [atom.aval for atom in site.eqn.invars]
-        jaxpr, consts = _compat.trace_to_jaxpr(fn, avals, debug_info)
-    return site.inline(jaxpr, [*site.builder.constants(jaxpr, consts), *operands])
+    return site.call_on_arrays(site.params["fn"], operands)
 
 
 handlers["traced_anew"] = traced_anew_handler

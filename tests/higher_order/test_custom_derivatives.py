@@ -346,6 +346,32 @@ def test_a_rule_of_a_transformed_function_meets_values_outside():
     close(jax.grad(allow(inside))(v), want)
 
 
+@pytest.mark.parametrize("around", [lambda fn: fn, jax.jit], ids=["call", "jit"])
+def test_collectives_in_a_rule_with_symbolic_zeros(around):
+    """The name of the axis that `jax.vmap` maps is known, whether or not operands are mapped."""
+
+    @jax.custom_vjp
+    def f(x, y):
+        return lax.psum(x * y, "i")
+
+    f.defvjp(
+        lambda x, y: (lax.psum(x.value * y.value, "i"), (x.value, y.value)),
+        lambda saved, ct: (3 * lax.psum(ct, "i") * saved[1], 5 * ct * saved[0]),
+        symbolic_zeros=True,
+    )
+    v = values.Diagonal(X[0])
+    of_value = lambda y: allow(f)(v, y)
+    of_array = lambda y: f(v.materialise(), y)
+
+    def results(fn):
+        each = functools.partial(jax.vmap, axis_name="i")
+        slope = jax.grad(lambda y: (fn(y) ** 2).sum())
+        of_all = lambda xs: (each(fn)(xs), each(slope)(xs), each(lambda _: fn(X))(xs))
+        return around(of_all)(jnp.stack([X, 2 * X]))
+
+    close(results(of_value), results(of_array))
+
+
 def test_nondifferentiable_arguments():
     @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2))
     def apply(fn, x, n):
