@@ -9,8 +9,8 @@ import repeats
 CASE = "test.py::test"
 
 
-def of(*lines, seconds=1.0):
-    return {"seconds": seconds, "lines": list(lines)}
+def of(*places, seconds=1.0):
+    return {"seconds": seconds, "places": list(places)}
 
 
 def test_the_longest_of_the_cases_that_repeat_others_leave():
@@ -18,18 +18,18 @@ def test_the_longest_of_the_cases_that_repeat_others_leave():
     assert list(repeats.repeating(tests)) == [f"{CASE}[{i}]" for i in range(9, 2, -1)]
 
 
-def test_each_line_stays_with_a_test():
+def test_each_place_stays_with_a_test():
     tests = {f"{CASE}[{i}]": of("a", str(i), str(i % 5)) for i in range(10)}
     leave = {*repeats.repeating(tests)}
     assert leave
-    lines = [
-        {x for test in some for x in test["lines"]}
+    passed = [
+        {x for test in some for x in test["places"]}
         for some in (
             tests.values(),
             [test for name, test in tests.items() if name not in leave],
         )
     ]
-    assert lines[0] == lines[1]
+    assert passed[0] == passed[1]
 
 
 @pytest.mark.parametrize(

@@ -199,16 +199,20 @@ KINDS: dict[str, tuple[Test, Edit]] = {
 }
 
 
-def first_line(function: ast.FunctionDef) -> int:
-    return min([function.lineno, *(d.lineno for d in function.decorator_list)])
+def first_line(function: ast.FunctionDef | ast.Lambda) -> int:
+    decorators = getattr(function, "decorator_list", [])
+    return min([function.lineno, *(d.lineno for d in decorators)])
 
 
 def _in_functions(node: ast.AST, function: int = 0) -> Iterator[tuple[ast.AST, int]]:
-    """The nodes of the bodies of functions, with the line of the innermost function."""
+    """The nodes of the bodies of functions, with the line of the innermost function.
+
+    Lambdas are functions as well: what makes one may run without it.
+    """
     for name, field in ast.iter_fields(node):
         own = function
-        if isinstance(node, ast.FunctionDef):
-            if name != "body":  # Annotations, defaults, decorators
+        if isinstance(node, (ast.FunctionDef, ast.Lambda)) and name != "decorator_list":
+            if name != "body":  # Annotations and defaults
                 continue
             own = first_line(node)
         for child in field if isinstance(field, list) else [field]:

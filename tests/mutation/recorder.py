@@ -50,7 +50,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
-        _clear_caches_of_functions()
+        clear_caches_of_functions()
         sys.monitoring.restart_events()
         test = self.tests[item.nodeid]
         self.running = test["functions"]
@@ -75,7 +75,7 @@ class Recorder:
         own.write_text(json.dumps(found))
 
 
-def _clear_caches_of_functions():
+def clear_caches_of_functions():
     """Those of the library that are bounded; the others hold what a process has once."""
     modules = [x for name, x in sys.modules.items() if name.startswith("jaxrewrite.")]
     for x in [x for module in modules for x in vars(module).values()]:

@@ -12,7 +12,7 @@ from mutation.plant import defects, planted
 SOURCE = """
 SIGN = -SIZE
 
-@decorated
+@decorated(lambda f: f - SIGN)
 def outer(f):
     def inner(x):
         return jnp.subtract(x, f(x)) + jnp.maximum(x, f(x))
@@ -49,10 +49,11 @@ def test_defects_that_are_planted(kind, line):
 
 
 def test_defects_are_those_of_the_innermost_function():
-    """The tests of a closure are those that run it, not those that make it."""
+    """The tests of a closure are those that run it, not those that make it. So are a lambda's."""
     lines = SOURCE.splitlines()
     found = {lines[d.function - 1].strip() for d in defects("rule.py", SOURCE)}
-    assert found == {"def inner(x):", "def rule(x, y, axis):"}
+    first = "@decorated(lambda f: f - SIGN)"
+    assert found == {first, "def inner(x):", "def rule(x, y, axis):"}
 
 
 def test_arguments_that_can_change_places_stay():
