@@ -309,13 +309,13 @@ def _(v: Concatenated, *starts: ArrayLike, primitive, slice_sizes, **params) -> 
 def _(
     v: Concatenated, indices: ArrayLike, *, primitive, dimension_numbers, **params
 ) -> Any:
-    axis, numbers = v.where, dimension_numbers
-    if axis in numbers.start_index_map:
-        return _looked_up(v, jnp.asarray(indices), primitive, numbers, **params)
-    sizes = params.pop("slice_sizes")
+    axis, numbers, sizes = v.where, dimension_numbers, params["slice_sizes"]
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    # Of a whole axis each part is whole, wherever an index says that it begins.
     if axis in gone or sizes[axis] != v.shape[axis]:
-        return NotImplemented
+        if axis not in numbers.start_index_map:
+            return NotImplemented
+        return _looked_up(v, jnp.asarray(indices), primitive, numbers, **params)
     kept = [i for i in range(v.ndim) if i not in gone]
     windows = [
         jaxrewrite.bind(
@@ -323,8 +323,7 @@ def _(
             part,
             indices,
             dimension_numbers=numbers,
-            slice_sizes=_with(sizes, axis, n),
-            **params,
+            **params | {"slice_sizes": _with(sizes, axis, n)},
         )
         for part, _, n in v.spans()
     ]

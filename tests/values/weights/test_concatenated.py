@@ -37,6 +37,7 @@ PROGRAMS = {
     "rows beyond": lambda v, x: jnp.take(v, jnp.array([3, 12]), axis=0, mode="fill"),
     "rows at the end": lambda v, x: jnp.take(v, jnp.array([-30, 12]), axis=0, mode="clip"),
     "a row": lambda v, x: lax.dynamic_index_in_dim(v, jnp.int32(9), keepdims=False),
+    "columns one by one": lambda v, x: jax.vmap(lambda i: v[:, i])(jnp.array([1, 6])),
     "columns": lambda v, x: x @ lax.dynamic_slice_in_dim(v, jnp.int32(2), 4, axis=1),
     "one part": lambda v, x: x[:, :6] @ v[:6],
     "across parts": lambda v, x: x[:, 4:9] @ v[4:9],
