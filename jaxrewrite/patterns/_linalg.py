@@ -254,7 +254,8 @@ def outer_times(u: DenseVector, v: DenseVector, x: DenseColumns):
 @rules.rewrite(lambda x, u, v: x @ jnp.outer(u, v))
 def times_outer(x: DenseColumns, u: DenseVector, v: DenseVector):
     """The product with one column."""
-    return (x @ u) * v if x.ndim == 1 else jnp.outer(x @ u, v)
+    product = x @ u
+    return product * v if x.ndim == 1 else jnp.outer(product, v)
 
 
 def kron_times_columns(a: Any, b: Any, x: Any) -> Any:

@@ -70,6 +70,16 @@ def test_metadata(tmp_path):
     assert about["sizes"] == [1, 2, 3] and about["is_good"] is True
 
 
+def test_a_file_may_end_with_its_metadata(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "empty.gguf", "llama")
+    writer.add_string("last", "word")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    model = load_gguf(tmp_path / "empty.gguf")
+    assert not len(model) and model.metadata["last"] == "word"
+
+
 def test_a_weight_is_multiplied_as_that_of_a_layer_of_pytorch(tmp_path):
     w = load_gguf(written(tmp_path / "model.gguf"), dtype="bfloat16")["embed"]
     assert w.dtype == "bfloat16" and w.shape == (4, 512)

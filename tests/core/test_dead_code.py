@@ -55,10 +55,12 @@ def test_as_much_as_jax(name, bulk):
     ids=["top", "result", "body", "operand", "ys", "carry", "branches", "remat"],
 )
 def test_dead_code_is_found(fn):
-    jaxpr = staged(fn, X)
-    kept = dead_code.drop_dead_code(jaxpr)
-    assert "sin" not in str(kept)
-    assert count(kept) == count(_compat.drop_dead_code(jaxpr)) < count(jaxpr)
+    """By itself, and beside a body that has none."""
+    for program in (fn, lambda x: (fn(x), jax.jit(jnp.tanh)(x))):
+        jaxpr = staged(program, X)
+        kept = dead_code.drop_dead_code(jaxpr)
+        assert "sin" not in str(kept)
+        assert count(kept) == count(_compat.drop_dead_code(jaxpr)) < count(jaxpr)
 
 
 def test_a_program_without_dead_code_stays_the_same_object():

@@ -816,6 +816,47 @@ def test_a_type_that_is_never_dense_stays_around_one_that_may_be():
     close(got.v.materialise(), -v.materialise())
 
 
+@pytest.mark.filterwarnings("ignore::jaxrewrite.MaterialisationWarning")
+def test_what_is_around_two_values_is_dense_only_if_both_may_be():
+    class MayBeDense(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def materialise(self):
+            return +self.x
+
+    class NeverDense(MayBeDense):
+        materialise_policy = "forbid"
+
+    class Pair(jaxrewrite.ArrayValue):
+        outer = 1
+        v: jaxrewrite.ArrayValue
+        w: jaxrewrite.ArrayValue
+
+        def materialise(self):
+            return jaxrewrite.materialise(self.v) + jaxrewrite.materialise(self.w)
+
+    rules = jaxrewrite.Rules()
+
+    @rules.register("neg")
+    def _(v: MayBeDense):
+        return type(v)(-v.x)
+
+    @rules.register("neg")
+    def _(pair: Pair):
+        return Pair(-pair.v, -pair.w)
+
+    @jax.custom_jvp
+    def negated(x):
+        return -x
+
+    negated.defjvp(lambda primals, tangents: (-primals[0], -tangents[0]))
+    for one, other in itertools.product((MayBeDense, NeverDense), repeat=2):
+        pair = Pair(one(jnp.ones(2)), other(jnp.ones(2)))
+        got = transform(negated, rules=rules)(pair)
+        assert isinstance(got, Pair) == (NeverDense in (one, other))
+        close(jaxrewrite.materialise(got), jnp.full(2, -2.0))
+
+
 def test_a_base_class_may_have_no_way_back_for_all_of_its_subclasses():
     """`Matrix.lift_tangent` has no answer for a matrix whose leaves are not its entries."""
 

@@ -89,7 +89,7 @@ _AXES = ("axis", "axes", "dimension")
 _COMMUTATIVE = {
     *("add", "multiply", "equal", "not_equal", "maximum", "minimum", "max", "min", "mul"),
     *("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or"),
-    *("broadcast_shapes", "result_type", "promote_types"),
+    *("broadcast_shapes", "result_type", "promote_types", "array_equal"),
 }
 
 

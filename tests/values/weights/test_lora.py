@@ -11,10 +11,12 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax import lax
 from oracle import run_implicit
 
 import jaxrewrite
 from jaxrewrite import transform
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import Lora, LowRank, Quantised, adapt, freeze, nbytes
 
 
@@ -166,6 +168,36 @@ def test_the_base_is_frozen():
     jaxpr = jax.make_jaxpr(jax.grad(lambda v: (x @ v).sum()))(adapted())
     dots = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"]
     assert all(eqn.outvars[0].aval.shape != (6, 8) for eqn in dots)
+
+
+# Programs on two adapted weights; the rules of one meet those of arrays above.
+ON_TWO = {
+    "add": jnp.add,
+    "sub": lambda v, u: u - v,
+    "concatenate": lambda v, u: jnp.concatenate([v, u]),
+    "stack": lambda v, u: jnp.stack([v, u]),
+    "update": lambda v, u: lax.dynamic_update_slice(v, u[:2], (1, 0)),
+    "cond": lambda v, u: lax.cond(False, lambda v, u: v, lambda v, u: u, v, u),
+}
+
+
+def test_of_two_each_base_is_frozen_by_itself(bulk):
+    """Its gradient is zero, or that of the dense program; of the factors it is the same."""
+
+    def total(frozen, use, pair):
+        pair = [Lora(*leaves, frozen=i) for leaves, i in zip(pair, frozen, strict=True)]
+        results = jaxrewrite.materialise([use(fn)(*pair) for fn in ON_TWO.values()])
+        return sum(jnp.sin(x).sum() for x in results)
+
+    implicit = functools.partial(transform, materialise="allow")
+    dense = lambda fn: lambda *pair: fn(*jaxrewrite.materialise(pair))
+    v, are_frozen = adapted(6, 6), (True, False)
+    pair = [(v.w, v.a, v.b), (v.w.T, v.b.T, v.a.T)]
+    got = jax.grad(total, 2)(are_frozen, implicit, pair)
+    want = jax.grad(total, 2)((False, False), dense, pair)
+    for (w, *factors), (base, *others), frozen in zip(got, want, are_frozen, strict=True):
+        assert_same(w, 0 * base if frozen else base, 1e-3)
+        assert_same(factors, others, 1e-3)
 
 
 def test_what_goes_into_a_frozen_base_is_not():

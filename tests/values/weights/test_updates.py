@@ -10,6 +10,7 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite import MaterialisationError
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
     NF4,
     Float8,
@@ -188,3 +189,13 @@ def test_a_derivative_by_what_is_written_is_an_error():
     # The derivative inside of the rewriting is that of the dense program.
     inside = writing(jax.grad(loss, 1))(v, k, 3.0)
     np.testing.assert_array_equal(inside, jnp.full(k.shape, 3.0))
+
+
+def test_what_is_written_at_one_place_is_a_part_of_an_axis():
+    """Several such parts could overlap; one is written leaf by leaf."""
+    v = Quantised.quantise(random(0, 4, 6, 3), axis=(0, 1))
+    part = jaxrewrite.transform(lambda v: v[0, :2], materialise="forbid")(v)
+    numbers = lax.ScatterDimensionNumbers((0, 1), (0,), (0, 1))
+    write = lambda v, part: lax.scatter(v, jnp.array([2, 1]), part, numbers)
+    got = jaxrewrite.transform(write, materialise="forbid")(v, part)
+    assert_same(got.materialise(), write(v.materialise(), part.materialise()))
