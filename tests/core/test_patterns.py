@@ -226,7 +226,9 @@ def test_calls_of_other_functions_are_told_apart():
 
     for first, second in [(sine, cosine), (cosine, sine)]:
         fn = lambda x, f=first, g=second: (jnp.exp(f(x)), jnp.exp(g(x)))
+        later = lambda x, fn=fn: fn(2 * x)  # The calls are not the first equations.
         assert answers(fn, table((composed, composed)), X) == ["composed"]
+        assert answers(later, table((composed, composed)), X) == ["composed"]
 
 
 def test_a_call_that_a_match_reaches_through_has_matches_of_its_own():

@@ -16,6 +16,7 @@ from reference import CASES
 
 import jaxrewrite
 from jaxrewrite.testing import assert_same
+from jaxrewrite.values import Constant
 
 
 OPERATORS = {"add": operator.add, "mul": operator.mul, "matmul": operator.matmul}
@@ -92,3 +93,15 @@ def test_structure_survives(name):
     for left in CLOSED:
         for right in CLOSED:
             assert is_implicit(OPERATORS[name], *pair(left, right)), (left, right)
+
+
+def test_a_product_with_a_constant_has_the_type_of_one_with_its_number():
+    number = jax.numpy.float32(2)
+
+    def type_of_product(x, v):
+        product = jaxrewrite.transform(operator.mul, materialise="allow")
+        return type(jax.eval_shape(product, x, v))
+
+    for name, v in values(0).items():
+        constant = Constant(number, v.shape)
+        assert type_of_product(constant, v) is type_of_product(number, v), name

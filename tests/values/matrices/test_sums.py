@@ -348,6 +348,13 @@ def test_squares_of_a_value_less_an_array(bulk):
         np.testing.assert_allclose(found, dense, rtol=0, atol=1e-14)
 
 
+def test_entries_of_two_sums_are_multiplied_term_by_term_if_none_is_an_array():
+    v, low = Diagonal(normal(4)), LowRank(normal(4, 1), normal(1, 4))
+    product = jaxrewrite.transform(jnp.multiply, materialise="forbid")
+    assert isinstance(product(Sum((v, low)), Sum((v, low))), Sum)
+    assert isinstance(product(Sum((v, normal(4, 4))), Sum((v, low))), jax.Array)
+
+
 def test_the_exponential_of_a_lazy_product_is_that_of_one_array():
     """Powers of the product, which are lazy, would be made dense one by one."""
     sums = [Circulant(normal(4)) + Tridiagonal(normal(3), normal(4), normal(3))]
