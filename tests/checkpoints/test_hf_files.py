@@ -147,14 +147,15 @@ def nf4(nested, kind="nf4", levels=LEVELS):
     tensors = {"up.weight.absmax": magnitude}
     if nested:
         table = np.sort(NUMBERS.uniform(-1, 1, 256)).astype("float32")
-        index, scale = NUMBERS.integers(0, 256, 8, np.uint8), np.float32([0.25, 0.5])
+        index = NUMBERS.integers(0, 256, 8, np.uint8)
+        scale = np.linspace(0.25, 0.5, 8 // nested, dtype="float32")
         tensors = {
             "up.weight.absmax": index,
             "up.weight.nested_absmax": scale,
             "up.weight.nested_quant_map": table,
         }
-        about |= {"nested_blocksize": 4, "nested_offset": 0.5}
-        magnitude = table[index] * scale[np.arange(8) // 4] + np.float32(0.5)
+        about |= {"nested_blocksize": nested, "nested_offset": 0.5}
+        magnitude = table[index] * scale[np.arange(8) // nested] + np.float32(0.5)
     state = np.frombuffer(json.dumps(about).encode(), np.uint8)
     tensors |= {
         "up.weight": (pairs[:, :1] << 4) | pairs[:, 1:],
@@ -168,7 +169,8 @@ def nf4(nested, kind="nf4", levels=LEVELS):
 BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 
 
-@pytest.mark.parametrize("nested", [False, True])
+# The numbers of a block whose scales have a scale.
+@pytest.mark.parametrize("nested", [0, 4])
 def test_nf4(nested, tmp_path):
     tensors, want = nf4(nested)
     found = load_hf(written(tmp_path, BITSANDBYTES, tensors))
@@ -178,7 +180,7 @@ def test_nf4(nested, tmp_path):
     assert_same(found["norm.weight"], np.ones(4, "float32"))
 
 
-@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("nested", [0, 1])
 def test_fp4(nested, tmp_path):
     tensors, want = nf4(nested, "fp4", LEVELS_OF_FP4)
     found = load_hf(written(tmp_path, BITSANDBYTES, tensors))
@@ -453,13 +455,13 @@ WRONG = {
     ),
     "levels": (
         BITSANDBYTES,
-        lambda _: other("up.weight.quant_map", lambda x: x / 2)(nf4(False)[0]),
+        lambda _: other("up.weight.quant_map", lambda x: x / 2)(nf4(0)[0]),
         "up.weight.quant_map whose numbers are not the levels of NF4",
     ),
     "state": (
         BITSANDBYTES,
         lambda _: other("up.weight.quant_state.bitsandbytes__nf4", lambda x: x[:9])(
-            nf4(False)[0]
+            nf4(0)[0]
         ),
         "does not say what the weight is",
     ),
