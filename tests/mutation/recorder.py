@@ -11,6 +11,7 @@ import os
 import pathlib
 import sys
 import time
+import types
 
 import pytest
 
@@ -76,8 +77,13 @@ class Recorder:
 
 
 def clear_caches_of_functions():
-    """Those of the library that are bounded; the others hold what a process has once."""
+    """Those of the library that are bounded, or in a closure; others hold what a process has once."""
     modules = [x for name, x in sys.modules.items() if name.startswith("jaxrewrite.")]
     for x in [x for module in modules for x in vars(module).values()]:
-        if isinstance(x, functools._lru_cache_wrapper) and x.cache_parameters()["maxsize"]:
-            x.cache_clear()
+        if isinstance(x, types.FunctionType):
+            for cell in x.__closure__ or ():
+                if isinstance(cell.cell_contents, functools._lru_cache_wrapper):
+                    cell.cell_contents.cache_clear()
+        elif isinstance(x, functools._lru_cache_wrapper):
+            if x.cache_parameters()["maxsize"]:
+                x.cache_clear()
