@@ -84,6 +84,5 @@ def clear_caches_of_functions():
             for cell in x.__closure__ or ():
                 if isinstance(cell.cell_contents, functools._lru_cache_wrapper):
                     cell.cell_contents.cache_clear()
-        elif isinstance(x, functools._lru_cache_wrapper):
-            if x.cache_parameters()["maxsize"]:
-                x.cache_clear()
+        if isinstance(x, functools._lru_cache_wrapper) and x.cache_parameters()["maxsize"]:
+            x.cache_clear()

@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from mutation.__main__ import PACKAGE, Runs, key_of, known_survivors
+from mutation.__main__ import PACKAGE, Runs, _relevant, key_of, known_survivors
 from mutation.plant import defects, planted
 
 
@@ -59,6 +59,12 @@ def test_defects_are_those_of_the_innermost_function():
 def test_arguments_that_can_change_places_stay():
     found = [d for d in defects("rule.py", SOURCE) if d.kind == "exchanged arguments"]
     assert [d.text for d in found] == ["jnp.subtract(x, f(x))"]
+
+
+def test_each_file_has_its_turn():
+    tests = [(0.1, "a::1"), (0.2, "a::2"), (0.3, "a::3"), (0.4, "b::1"), (90.0, "c::1")]
+    assert _relevant(tests, 1.0) == [["a::1", "b::1"], ["a::2", "a::3"]]
+    assert _relevant(tests[-1:], 1.0) == [["c::1"]]
 
 
 def test_survivors_that_are_listed_are_defects_of_the_library():
