@@ -12,6 +12,7 @@ from reference import CASES
 import jaxrewrite
 from jaxrewrite import ArrayValue, testing, values
 from jaxrewrite.testing import check_value, numbers
+from jaxrewrite.testing._culprits import Culprits
 from jaxrewrite.testing._more_programs import more_programs, programs_on_two
 from jaxrewrite.testing._programs import programs
 from jaxrewrite.testing._registered import rules_that_name
@@ -164,6 +165,14 @@ def test_programs_that_a_dtype_does_not_have():
         *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call that mixes entries"),
     }
     assert floats > integers
+
+
+def test_an_error_names_at_most_three_functions():
+    called = [lambda: 1, lambda: 2, lambda: 3, lambda: 4]
+    for count in (1, 3, 4):
+        text = Culprits(ArrayValue, called).of(lambda: [f() for f in called[:count]], ())  # noqa: B023
+        assert text.count("<lambda> (test_check_value.py:") == min(count, 3)
+        assert text.endswith(", ...") == (count > 3)
 
 
 def test_a_tolerance_takes_the_place_of_the_own_one():
