@@ -12,6 +12,8 @@ import jax
 import numpy as np
 import pytest
 from choose import every
+from jax import lax
+from oracle import make
 from reference import CASES
 
 import jaxrewrite
@@ -93,6 +95,16 @@ def test_structure_survives(name):
     for left in CLOSED:
         for right in CLOSED:
             assert is_implicit(OPERATORS[name], *pair(left, right)), (left, right)
+
+
+def test_products_of_two_dtypes_have_an_answer(bulk):
+    """Where JAX takes two dtypes, rules that multiply leaves decline."""
+    halves = [make(name, "bfloat16", (4, 4)) for name in (*CLOSED, "low_rank", "sparse")]
+    product = lambda x, y: lax.dot(x, y, preferred_element_type="float32")
+    for left in (*CLOSED, "low_rank", "sparse"):
+        for other in halves:
+            for pair in ((values(0)[left], other), (other, values(0)[left])):
+                jaxrewrite.make_jaxpr(product, materialise="allow")(*pair)
 
 
 def test_a_product_with_a_constant_has_the_type_of_one_with_its_number():
