@@ -482,6 +482,19 @@ def test_ambiguous_patterns():
     assert [r.name for r in explain(exp_product, rules=rules)(W, X).rules] == ["other"]
 
 
+@pytest.mark.parametrize("declines", [True, False])
+def test_a_tied_pattern_that_fails_has_not_declined(declines):
+    def first(w: LowRank, x):
+        return NotImplemented if declines else on_low_rank(w, x)
+
+    def second(q: LowRank, r):
+        raise RuntimeError("on purpose")
+
+    rules = table((exp_product, first), (lambda q, r: jnp.exp(q) @ r, second))
+    with pytest.raises(RuntimeError if declines else jaxrewrite.AmbiguousRuleError):
+        transform(exp_product, rules=rules)(W, X)
+
+
 def test_registering_again_replaces():
     rules = Rules()
     for factor in (1.0, 2.0):
