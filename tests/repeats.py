@@ -30,13 +30,14 @@ ELSEWHERE = (
     *("tests/testing/", "tests/sweep/", "tests/mutation/", "docs/"),
     *("tests/patterns/", "tests/higher_order/test_families.py"),
     *(
+        "tests/core/test_function_rules.py",
         "tests/core/test_patterns.py",
         "tests/core/test_same.py",
         "tests/core/test_written.py",
     ),
 )
-# Shorter cases are not worth a line of the list.
-SECONDS = 0.02
+# Shorter cases stay: they may differ by more than places, and take little.
+SECONDS = 0.04
 # So many tests pass each place of a case that leaves, with that case.
 TESTS = 2
 # A test keeps this part of its cases, and one.
