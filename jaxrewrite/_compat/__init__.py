@@ -35,6 +35,7 @@ from .avals import (
     without_leading_axis as without_leading_axis,
 )
 from .jaxprs import (
+    bodies_in_params as bodies_in_params,
     body_of as body_of,
     called as called,
     calls_a_function as calls_a_function,

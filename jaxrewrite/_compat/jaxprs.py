@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,6 +44,7 @@ from .parameters import body_name
 from .types import (
     JAX_GE_0_11_0,
     JAX_GE_0_11_1,
+    AnyJaxpr,
     ClosedJaxpr,
     Jaxpr,
     JaxprEqn,
@@ -52,7 +53,7 @@ from .types import (
     Tracer,
     Var,
 )
-from .wrappers import derivative_of
+from .wrappers import JAXPRS, derivative_of
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
@@ -64,6 +65,17 @@ def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
         closed, consts = separate_consts(jaxpr)
         return closed.jaxpr, list(consts)
     return convert_constvars_jaxpr(jaxpr), []
+
+
+def bodies_in_params(params: Mapping[str, Any]) -> Iterator[AnyJaxpr]:
+    """The jaxprs in an equation's parameters, with their constants.
+
+    Before 0.11, what `jax.extend.core.jaxprs_in_params` gives has lost them.
+    """
+    for param in params.values():
+        for x in param if isinstance(param, tuple) else (param,):
+            if isinstance(x, JAXPRS):
+                yield x
 
 
 def constants_first(jaxpr: Jaxpr) -> Jaxpr:

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import jaxprs_in_params
 from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
 
 from .. import _compat
@@ -119,7 +118,7 @@ def _is_worth_it(jaxpr: _compat.Jaxpr, consts: Sequence[Any]) -> bool:
 def _constants_within(jaxpr: Any) -> Iterator[Any]:
     """The constants of the jaxprs inside of a jaxpr."""
     for eqn in jaxpr.eqns:
-        for inner in jaxprs_in_params(eqn.params):
+        for inner in _compat.bodies_in_params(eqn.params):
             opened, consts = _compat.open_jaxpr(inner)
             yield from consts
             yield from _constants_within(opened)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import jaxrewrite
-from jaxrewrite import values
+from jaxrewrite import _compat, values
+from jaxrewrite._staging import at_once
 
 
 def array(*shape, dtype=np.float32):
@@ -280,3 +281,25 @@ def test_a_check_of_a_subclass_may_look_at_what_is_made_of_an_array(name):
     v = MADE[name]()
     assert type(v).__name__ == f"Checked{name}"
     np.testing.assert_allclose(jaxrewrite.materialise(v), SQUARE, atol=0.5)
+
+
+LARGEST, OTHER = np.ones(2**14, "float32"), np.zeros(2**14, "float32")
+
+# Functions of an array of four entries, and whether a program is compiled for them.
+WORTH_IT = {
+    "two equations": (lambda x: jnp.sin(x) + 1, True),
+    "one": (jnp.sin, False),
+    "a result that is an operand": (lambda x: (jnp.sin(x) + 1, x), False),
+    "a result that is a number": (lambda x: (jnp.sin(x) + 1, 2.0), False),
+    "an effect": (lambda x: jax.debug.print("") or jnp.sin(x) + 1, False),
+    "a constant": (lambda x: LARGEST * x[0] + 1, True),
+    "a large one": (lambda x: np.append(LARGEST, LARGEST[:1]) * x[0] + 1, False),
+    "another, within": (lambda x: jax.jit(lambda x: OTHER * x[0])(x) + LARGEST, False),
+}
+
+
+@pytest.mark.parametrize("name", WORTH_IT)
+def test_what_is_worth_a_program(name):
+    fn, is_worth_it = WORTH_IT[name]
+    jaxpr, consts = _compat.open_jaxpr(jax.make_jaxpr(fn)(jnp.ones(4)))
+    assert at_once._is_worth_it(jaxpr, consts) == is_worth_it
