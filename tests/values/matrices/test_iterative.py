@@ -45,6 +45,10 @@ def test_a_solve_that_does_not_converge_says_so():
     v = kernel(noise=1e-9)
     assert not conjugate_gradients(v, jnp.ones(24), max_steps=3)[1]
     assert conjugate_gradients(v, jnp.zeros(24))[1]
+    # No solution is nearer than rounding allows.
+    assert conjugate_gradients(
+        Diagonal(jnp.linspace(1, 2, 24) ** 0.5), jnp.ones(24), tol=0
+    )[1]
 
 
 @pytest.mark.slow
