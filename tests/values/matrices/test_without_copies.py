@@ -320,3 +320,25 @@ def test_bounds_of_an_array_times_an_interval(bulk):
         # Bounds are rounded outwards.
         np.testing.assert_allclose(bounds.lower, centre - width, atol=2e-4)
         np.testing.assert_allclose(bounds.upper, centre + width, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "rows, groups, columns, want",
+    [
+        (2**11, 2**11, 1, 16),
+        (2**11, 2**11, 4, 16),
+        (2**11, 2**11, 5, 4),
+        (2**11, 27, 4, 27),
+        (2**11, 7, 4, None),  # No number of blocks near 16 divides the groups.
+        (2**11, 64, 4, 16),
+        (2**11, 61, 4, 61),
+        (2**11 - 1, 2**11, 4, None),  # It is small enough to be made at once.
+        (2**11, 2**11, 0, None),
+    ],
+)
+def test_blocks_of_a_product(rows, groups, columns, want, monkeypatch):
+    """Of 2**18 entries each for a few columns, and of 2**20 otherwise, or somewhat fewer."""
+    monkeypatch.undo()
+    monkeypatch.setattr(in_blocks, "may_be_split", lambda: False)
+    made = jax.ShapeDtypeStruct((rows, 2**11), "float32")
+    assert in_blocks._blocks(made, groups, columns) == want
