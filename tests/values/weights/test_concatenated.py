@@ -253,3 +253,9 @@ def test_an_axis_of_one_entry_may_be_dropped_by_a_reshape():
     v = Concatenated((normal(2, 1, 1),), -2)
     got = jaxrewrite.transform(lambda v: v.reshape(2), materialise="allow")(v)
     assert_same(got, v.materialise().reshape(2))
+
+
+def test_parts_of_one_entry_each_have_a_rule_for_reshapes():
+    v = Concatenated((normal(1, 1), normal(1, 1)), -2)
+    got = jaxrewrite.transform(lambda v: v.reshape(1, 2), materialise="forbid")(v)
+    assert_same(got, v.materialise().reshape(1, 2))
