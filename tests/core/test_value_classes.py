@@ -524,6 +524,30 @@ def test_types_are_pytrees_when_their_module_is_imported(tmp_path, monkeypatch):
     ]
 
 
+def test_a_class_is_a_pytree_when_the_next_one_is_defined():
+    class Whole(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def materialise(self):
+            return self.x
+
+    class WithNew(Whole):
+        def __new__(cls, *args):
+            return super().__new__(cls)
+
+    class Base(jaxrewrite.ArrayValue):
+        """Has no dense form yet."""
+
+    class Next(jaxrewrite.ArrayValue):
+        pass
+
+    register = lambda cls: jax.tree_util.register_pytree_node(cls, vars, lambda *_: None)
+    with pytest.raises(ValueError, match="Duplicate"):
+        register(Whole)
+    for cls in (WithNew, Base):
+        register(cls)
+
+
 def test_a_class_with_a_new_of_its_own():
     class Counted(jaxrewrite.ArrayValue):
         x: jax.Array
