@@ -18,7 +18,7 @@ from weight_products import PRODUCTS, forbid, normal, same
 import jaxrewrite
 from jaxrewrite import _compat
 from jaxrewrite.values import NF4, Coded, Float8, Lora, Product, Quantised, Scaled, quantise
-from jaxrewrite.values._base import in_blocks
+from jaxrewrite.values._base import in_blocks, products as of_dtypes
 from jaxrewrite.values._weights import blocks as of_blocks, products
 from jaxrewrite.values._weights.blocks import Block, block_for
 
@@ -410,3 +410,19 @@ def test_a_number_of_columns_that_is_not_known_when_it_is_exported(monkeypatch):
         w, jax.ShapeDtypeStruct((8, columns), "f4")
     )
     same(exported.call(w, x), jnp.sin(w) @ x)
+
+
+@pytest.mark.parametrize(
+    "dtype, promoted",
+    [
+        *(
+            ("float8_e4m3fn", "bfloat16"),
+            ("float8_e5m2", "bfloat16"),
+            ("float16", "float16"),
+        ),
+        *(("int4", "int8"), ("uint4", "uint8"), ("int8", "int8"), ("float32", "float32")),
+        *(("uint16", "uint16"), ("bool", "bool"), ("complex64", "complex64")),
+    ],
+)
+def test_dtypes_of_few_bits_are_promoted_as_wider_ones(dtype, promoted):
+    assert jnp.dtype(of_dtypes._of_bytes(jnp.dtype(dtype))) == promoted
