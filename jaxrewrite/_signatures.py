@@ -49,7 +49,10 @@ def known(primitive: Primitive) -> Known | None:
     if program is None:
         return None
     fn, *avals = program
-    for eqn in jax.make_jaxpr(fn)(*avals).eqns:
+    # What is known is kept, so it must not depend on the settings in force.
+    with jax.default_matmul_precision(None):
+        jaxpr = jax.make_jaxpr(fn)(*avals)
+    for eqn in jaxpr.eqns:
         if eqn.primitive is primitive:
             varies = primitive.name in _VARIADIC
             absent = tuple(name for name, x in eqn.params.items() if x is None)

@@ -14,6 +14,7 @@ from jax.extend.core import Literal
 from jaxtyping import Array, ArrayLike, Float, Int, Shaped
 
 import jaxrewrite
+from jaxrewrite import _signatures
 
 
 class A(jaxrewrite.ArrayValue):
@@ -1002,6 +1003,13 @@ def test_bind_completes_the_parameters_that_may_be_none():
     np.testing.assert_allclose(
         jax.jit(jax.grad(dot))(X), jax.grad(lambda x: jnp.tensordot(x, x, (0, 0)).sum())(X)
     )
+
+
+def test_what_bind_completes_does_not_depend_on_the_settings_in_force():
+    dot_general = lax.dot_general_p
+    with jax.default_matmul_precision("highest"):
+        _signatures.known.cache_clear()
+        assert "precision" in _signatures.completed(dot_general, {})
 
 
 def test_a_rule_for_a_higher_order_primitive_comes_first(rules):
