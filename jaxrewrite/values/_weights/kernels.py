@@ -55,10 +55,10 @@ at its first use in a process, which takes about a second. A warning says if it 
 Derivatives are those of the product without these rules. So are products under `jax.vmap` if
 the weight has a batch axis, or if all rows together are more than 16.
 
-The kernels agree with dense products in Pallas's interpreter and on an H200. There they take
-half of the time of other products with one row, and **more time with 8 rows of** ``NF4``, which
-is why they are not the default. ``python -m bench quantised`` measures them on a machine with a
-GPU.
+The kernels agree with dense products in Pallas's interpreter and on an H200. There they take 0.4
+to 0.7 of the time of other products with one row, but **more time with 8 rows of** ``NF4``, **and
+with weights of 4 bits that were transposed outside of the program**, which is why they are not the
+default. ``python -m bench quantised`` measures them on a machine with a GPU.
 
 Examples
 --------
