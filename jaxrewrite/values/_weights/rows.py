@@ -36,17 +36,16 @@ from .terms import Terms, is_scaled_after, rows_of, scaled
 # The least weight for which the time that is won outweighs that of compiling a loop.
 _SMALLEST = 2**22
 
-# At most so many rows are decoded in one step, and about so many entries. With fewer, the sums
-# are read and written more often.
-_MOST_ROWS = 64
-_ENTRIES = 2**18
+# So many rows are decoded in one step. With fewer, the sums are read and written more often: of 11,008
+# columns, 16 took three times as long. With more, XLA on a CPU writes what it decodes.
+_MOST_ROWS = 128
 
 # So many rows of sums are written before they are added up. XLA on a CPU makes one kernel of it
 # all if there are fewer, which older releases do not vectorise.
 _ROWS_OF_SUMS = 16
 
 # The sums of more results are in no cache of a core, and are read and written in each step: with 11,008
-# columns two and three rows took as long as in blocks, and three times as long.
+# columns and 4 bits, two and three rows took 1.7 and 2.3 of the time of blocks.
 _MOST_RESULTS = 2**14
 
 rows_dot_p = Primitive("rows_dot")
@@ -86,8 +85,7 @@ def _are_few(count: float, v: Coded, is_of_integers: bool) -> bool:
 def _rows_of_a_step(v: Coded) -> int:
     """How many rows of a weight to decode at a time: they share what their blocks share."""
     length, (_, *shared) = len(v), jax.tree.leaves(v)
-    some = min(max(_ENTRIES * length // v.size, _ROWS_OF_SUMS), _MOST_ROWS, length)
-    most = 2 ** (some.bit_length() - 1)
+    most = 2 ** (min(_MOST_ROWS, length).bit_length() - 1)
     # One number for each row is as quick as one for all.
     is_quick = lambda leaf: len(leaf) == 1 or len(leaf) == leaf.size == length
     return math.gcd(most, *(length // len(leaf) for leaf in shared if not is_quick(leaf)))
