@@ -809,6 +809,16 @@ def test_modules_that_name_each_other_are_looked_through_once():
     assert jaxrewrite.transform(scope["fn"], rules=rules)(V) == 7
 
 
+def test_a_rule_may_come_before_names_that_its_function_uses():
+    def fn(x, more=False):
+        return later(x) if more else total(x)
+
+    rules = jaxrewrite.Rules()
+    rules.register(fn)(lambda v: jnp.float32(7))
+    later = jnp.exp
+    assert jaxrewrite.transform(fn, rules=rules)(V) == 7
+
+
 def nested(depth, of=total):
     if not depth:
         return of
