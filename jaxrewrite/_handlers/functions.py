@@ -31,6 +31,7 @@ from .._functions.recognise import (
     is_among,
     is_default,
     statics_for,
+    takes_operands,
 )
 from .._signatures import is_of_a_library
 from .derivatives import can_be_lifted, confinement, derivative, lift
@@ -145,7 +146,7 @@ def _ask(
     site: Site, rule: Rule, called: Called, call: Call, operands: Sequence[Any], flat: Flat
 ) -> Any:
     statics = _statics(rule, called, call)
-    if statics is None:
+    if statics is None or not takes_operands(called, rule, call):
         return NotImplemented
 
     def apply(*elements: Any) -> Any:
