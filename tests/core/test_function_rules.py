@@ -567,6 +567,9 @@ def test_an_argument_that_a_call_leaves_out_is_no_other(case):
     run = jaxrewrite.transform(call, rules=rules, materialise="forbid")
     assert (run(V) == SEVEN).all()
     check(rules, other, V, policy="allow")
+    explained = jaxrewrite.explain(other, rules=rules, materialise="allow")(V)
+    reasons = [declined.why for declined in explained.steps[0].declined]
+    assert "it is for other static arguments, or other operands" in reasons
     check(rules, jax.vmap(other), STACK, policy="allow")
     check(rules, lambda v: jax.jvp(other, (v,), (M,)), V, policy="allow")
 
