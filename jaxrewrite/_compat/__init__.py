@@ -94,6 +94,7 @@ from .running import (
     known_to_current_trace as known_to_current_trace,
     makes_jaxpr as makes_jaxpr,
     nothing_is_traced as nothing_is_traced,
+    static_names as static_names,
     trace_context as trace_context,
 )
 from .source import (

@@ -73,6 +73,15 @@ def is_jitted(fn: Any) -> bool:
     return getattr(fn, "_jit_info", None) is not None
 
 
+def static_names(fn: Any) -> set[str]:
+    """The names of a function's parameters that `jax.jit` takes as static, if it is jitted."""
+    info = getattr(fn, "_jit_info", None)
+    if info is None:
+        return set()
+    names = list(info.fun_signature.parameters) if info.fun_signature else []
+    return {*info.static_argnames, *(names[i] for i in info.static_argnums if names)}
+
+
 def is_plain_jit(fn: Any) -> bool:
     """Whether a user's function is by `jax.jit`, without donation, shardings or a device.
 

@@ -244,7 +244,8 @@ class Value(PyTree):
         jaxpr inside.
 
         The value may be of a subclass without ``adopt`` of its own, for numbers of which it is
-        open what they are. Rules and ``join`` then say by their results what they have become.
+        open what they are. Rules and ``join`` then say by their results what they have become,
+        which beside an array may be an array.
         Where the program ends, and nothing has told, a value of this subclass is what its
         ``materialise`` returns, an array or a value; and it becomes that whatever the policy.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
@@ -115,7 +116,9 @@ def _named_in(fn: Any, code: types.CodeType) -> Iterator[Any]:
     """The functions that a Python function may call, by the names in its code."""
     scope = dict(getattr(fn, "__globals__", {}))
     cells = zip(code.co_freevars, fn.__closure__ or (), strict=True)
-    scope |= {name: cell.cell_contents for name, cell in cells}
+    for name, cell in cells:
+        with contextlib.suppress(ValueError):  # The name is bound later.
+            scope[name] = cell.cell_contents
     objects = [scope[name] for name in (*code.co_names, *code.co_freevars) if name in scope]
     for obj in objects:  # The list grows by the attributes of modules.
         if isinstance(obj, types.ModuleType):

@@ -14,7 +14,7 @@ import itertools
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +31,8 @@ class Call(NamedTuple):
     """How an equation calls a function.
 
     ``statics`` are the static arguments. ``order`` has, for each operand of the function, its
-    position among the operands of the equation. The equation has ``wanted`` of the function's
+    position among the operands of the equation, and ``paths`` has the parameter that it is
+    given for, with the keys inside of that, as far as they are known. The equation has ``wanted`` of the function's
     ``total`` results. ``levels`` are the axes of each `jax.vmap` that it was under, the
     outermost first: 0 or ``None`` for each operand. Some results, ``same``, do not have these
     axes, because they are the same for all elements.
@@ -42,6 +43,7 @@ class Call(NamedTuple):
 
     statics: tuple[tuple[str, Any], ...]
     order: tuple[int, ...]
+    paths: tuple[tuple[Any, ...], ...]
     wanted: tuple[int, ...]
     same: frozenset[int]
     total: int
@@ -226,18 +228,41 @@ def _combinations(
 # --- arguments --------------------------------------------------------------------------
 
 
+_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+
 # How the operands of a call make the arguments of the function: the operand's position in the
 # order of the parameters, and a function of the operands, in the order of the call.
 Caller = Callable[[Mapping[str, Any], Sequence[Any]], Any]
 
 
-def _callers(called: Called, names: Sequence[str] | None, count: int) -> Iterator[Any]:
-    """Ways to call the function with operands of a jaxpr, whose names JAX may tell."""
+def _callers(
+    called: Called, names: Sequence[str] | None, count: int, statics: Collection[str]
+) -> Iterator[Any]:
+    """Ways to call the function with operands of a jaxpr, whose names JAX may tell.
+
+    Each has the order and the paths of the operands, as in `Call`. ``statics`` are the names of
+    static arguments.
+    """
     if names is not None and len(names) == count:
         named = _by_names(called, names)
         if named is not None:
             yield named
-    yield tuple(range(count)), lambda statics, xs: called.fn(*xs, **statics)
+    yield _by_position(called, count, statics)
+
+
+def _by_position(called: Called, count: int, statics: Collection[str]) -> Any:
+    ranks = [name for name, p in called.parameters.items() if p.kind in _POSITIONAL]
+    names = [name for name in ranks if name not in statics][:count]
+    order = tuple(range(count))
+    paths = (*((name,) for name in names), *[()] * (count - len(names)))
+    if names == ranks[:count]:
+        return order, paths, lambda statics, xs: called.fn(*xs, **statics)
+
+    def call(statics: Mapping[str, Any], xs: Sequence[Any]) -> Any:
+        arguments = {**dict(zip(names, xs, strict=True)), **statics}
+        return _apply(called, arguments, {*names, *statics})
+
+    return order, paths, call
 
 
 def _by_names(called: Called, names: Sequence[str]) -> Any:
@@ -261,7 +286,7 @@ def _by_names(called: Called, names: Sequence[str]) -> Any:
             trees[root] = _tree(leaves)
         return _apply(called, {**trees, **statics}, {*split, *statics})
 
-    return order, call
+    return order, tuple(paths[i] for i in order), call
 
 
 def _split(
@@ -300,6 +325,38 @@ def _apply(called: Called, arguments: dict[str, Any], positional: Any) -> Any:
             is_whole = False
     kwargs |= {k: v for k, v in arguments.items() if k not in called.parameters}
     return called.fn(*args, **kwargs)
+
+
+def takes_operands(called: Called, rule: Rule, call: Call) -> bool:
+    """Whether the operands of a call are those that a rule takes.
+
+    A rule takes them by their order, which does not tell of an argument that a call leaves out,
+    such as a bias before a mask. So it has to name those that come after such a one, and one that
+    it names is no other.
+    """
+    static = {*_compat.static_names(called.fn), *(name for name, _ in call.statics)}
+    given = {path[0] for path in call.paths if path}
+    optional, uncertain, is_certain = set(), set(), True
+    for name, parameter in called.parameters.items():
+        is_optional = parameter.default is not parameter.empty and name not in static
+        if is_optional:
+            optional.add(name)
+        if not is_certain or parameter.kind is parameter.VAR_KEYWORD:
+            uncertain.add(name)
+        is_left_out = is_optional and name not in given
+        is_certain &= not (is_left_out or parameter.kind is parameter.VAR_POSITIONAL)
+    return all(
+        name in path or not (name in optional or path[0] in uncertain)
+        for name, path in itertools.zip_longest(_operand_names(rule), call.paths)
+        if path
+    )
+
+
+@functools.lru_cache(1024)
+def _operand_names(rule: Rule) -> list[str]:
+    parameters = inspect.signature(rule.fn).parameters.values()
+    names = [p.name for p in parameters if p.kind in _POSITIONAL]
+    return names[::-1] if rule.mirrored else names
 
 
 _PATH = re.compile(r"^(\w+)((?:\[[^\[\]]*\])*)$")
@@ -383,14 +440,14 @@ def _calls(
     if depth and _compat.names_of_results(body) is not None:
         direct = calls_of(called, eqn, domains, 0, counts)
         combinations = [dict(call.statics) for call in direct]
-    for how in _ways(called, eqn, body, avals, depth, counts):
+    for how in _ways(called, eqn, body, avals, domains, depth, counts):
         for statics in combinations:
             nondefault = _without_defaults(called, statics)
             results = how.results_like(nondefault, avals, eqn, wanted, len(jaxpr.outvars))
             if results is not None:
                 levels = tuple(tuple(axes[i] for i in how.order) for axes in how.levels)
                 items = tuple(statics.items())
-                yield Call(items, how.order, *results, levels, how.moving)
+                yield Call(items, how.order, how.paths, *results, levels, how.moving)
                 return
 
 
@@ -399,6 +456,7 @@ def _ways(
     eqn: Any,
     body: Any,
     avals: Sequence[Any],
+    statics: Collection[str],
     depth: int,
     counts: frozenset[int],
 ) -> Iterator[_Way]:
@@ -409,12 +467,12 @@ def _ways(
         for count in counts if depth == 0 else ():
             for moving in _moving(avals, count):
                 order = tuple(range(len(avals)))
-                for _, call in _callers(called, None, count):
-                    yield _Way(call, order, (), moving)
+                for _, paths, call in _callers(called, None, count, statics):
+                    yield _Way(call, order, paths, (), moving)
         return
     for levels in _levels(avals, depth):
-        for order, call in _callers(called, names, len(avals)):
-            yield _Way(call, order, levels, ())
+        for order, paths, call in _callers(called, names, len(avals), statics):
+            yield _Way(call, order, paths, levels, ())
 
 
 def _moving(avals: Sequence[Any], count: int) -> Iterator[tuple[int, ...]]:
@@ -455,6 +513,7 @@ class _Way(NamedTuple):
 
     call: Caller
     order: tuple[int, ...]
+    paths: tuple[tuple[Any, ...], ...]
     levels: tuple[tuple[Any, ...], ...]
     moving: tuple[int, ...]
 

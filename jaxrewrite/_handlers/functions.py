@@ -31,6 +31,7 @@ from .._functions.recognise import (
     is_among,
     is_default,
     statics_for,
+    takes_operands,
 )
 from .._signatures import is_of_a_library
 from .derivatives import can_be_lifted, confinement, derivative, lift
@@ -38,6 +39,7 @@ from .stacking import element, element_like, in_slices, stacked_where
 
 
 _UNRECOGNISED = "it is for other static arguments, or another function"
+_OTHERS = "it is for other static arguments, or other operands"
 
 # How often `jax.vmap` may have acted on a call.
 _DEPTH = 2
@@ -123,9 +125,15 @@ def _apply(site: Site, called: Called, call: Call, operands: Sequence[Any]) -> A
     site = site._replace(eqn=site.eqn.replace(primitive=called))
     flat = Flat.of(inputs, site.context)
     choice = site.settings.rules.choice(called, elements[:count])
+    unasked = set()
     for rule in choice:
+        statics = _statics(rule, called, call)
+        if statics is None or not takes_operands(called, rule, call):
+            unasked.add(rule)
+            choice.results[rule] = NotImplemented
+            continue
         try:
-            result: Any = _ask(site, rule, called, call, inputs, flat)
+            result: Any = _ask(site, rule, called, call, statics, inputs, flat)
         except Exception as error:  # noqa: BLE001 - raised again if no other answers
             if not choice.is_tied:
                 raise
@@ -135,19 +143,24 @@ def _apply(site: Site, called: Called, call: Call, operands: Sequence[Any]) -> A
     if record is not None:
         record.site = site
         record.rule = choice.rule
-        record.declined += [x for x in choice.declined if x not in record.declined]
+        declined = [
+            Declined(x.rule, _OTHERS) if x.rule in unasked else x for x in choice.declined
+        ]
+        record.declined += [x for x in declined if x not in record.declined]
     if choice.result is NotImplemented:
         return NotImplemented
     return site.inline_trace(choice.result, flat)
 
 
 def _ask(
-    site: Site, rule: Rule, called: Called, call: Call, operands: Sequence[Any], flat: Flat
+    site: Site,
+    rule: Rule,
+    called: Called,
+    call: Call,
+    statics: Mapping[str, Any],
+    operands: Sequence[Any],
+    flat: Flat,
 ) -> Any:
-    statics = _statics(rule, called, call)
-    if statics is None:
-        return NotImplemented
-
     def apply(*elements: Any) -> Any:
         results = rule(called, statics, operands, *elements)
         if results is NotImplemented:

@@ -25,7 +25,14 @@ from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_u
 from .. import _compat
 from .._analyses.written import Written
 from .._compat import Aval, Literal, Tree, Var
-from .._core.avals import aval_of, avals_of, children, rule_children, same_treedef
+from .._core.avals import (
+    aval_of,
+    avals_of,
+    children,
+    is_adopted,
+    rule_children,
+    same_treedef,
+)
 from .._core.dead_code import live_equations
 from .._core.dense import Reason
 from .._core.site import Site, is_annotation, is_around_annotation
@@ -193,6 +200,10 @@ def coerce(site: Site, operand: Operand, structure: Structure) -> Operand | None
             return _coerce_parts(site, zeros, parts, treedef)
         operand = _adopted(operand, like)
     if not is_value(like):
+        if is_value(operand) and is_adopted(operand):
+            # Its ``materialise`` says what it is where nothing else tells: here an array does.
+            array = _through_types(site, operand, like)
+            operand = operand if array is None else array
         return site.vary(site.materialise(operand, _DIFFERS), like)
     if is_around_annotation(operand) and is_annotation(like):
         return coerce(site, site.materialise(operand, _DIFFERS, is_annotation), structure)

@@ -513,6 +513,85 @@ def test_a_static_argument_may_be_one_of_any_keywords(asked):
     assert asked == [2]
 
 
+@functools.partial(jax.jit, static_argnames=("power",))
+def attend(x, power=1, bias=None, mask=None):
+    logits = x**power @ x if bias is None else x**power @ x + bias
+    return logits if mask is None else jnp.where(mask > 0, logits, 0)
+
+
+@jax.jit
+def total_of(*xs, scale=1):
+    return sum(xs) * scale
+
+
+@jax.jit
+def weighted(x, **weights):
+    return x * weights.get("a", 1) + weights.get("b", 1)
+
+
+M = jnp.array([[1.0, -1.0, 1.0], [-1.0, 1.0, 1.0], [1.0, 1.0, -1.0]])
+SEVEN = jnp.full((3, 3), 7.0)
+
+# Rules of two operands, a call that they are for, and one that they are not for.
+LEAVING_OUT = {
+    "by order": (
+        lambda v, b: SEVEN,
+        lambda v: attend(v, 1, M),
+        lambda v: attend(v, mask=M),
+    ),
+    "first": (
+        lambda v, bias: SEVEN,
+        lambda v: attend(v, bias=M),
+        lambda v: attend(v, mask=M),
+    ),
+    "second": (
+        lambda v, mask: SEVEN,
+        lambda v: attend(v, 1, None, M),
+        lambda v: attend(v, 1, M),
+    ),
+    "after several": (
+        lambda v, w: SEVEN,
+        lambda v: total_of(v, M),
+        lambda v: total_of(v, scale=M),
+    ),
+    "keyword": (lambda v, b: SEVEN, lambda v: weighted(v, b=M), lambda v: weighted(v, a=M)),
+}
+
+
+@pytest.mark.parametrize("case", LEAVING_OUT)
+def test_an_argument_that_a_call_leaves_out_is_no_other(case):
+    rule, call, other = LEAVING_OUT[case]
+    fn = {"after several": total_of, "keyword": weighted}.get(case, attend)
+    rules = jaxrewrite.Rules()
+    rules.register(fn)(rule)
+    run = jaxrewrite.transform(call, rules=rules, materialise="forbid")
+    assert (run(V) == SEVEN).all()
+    check(rules, other, V, policy="allow")
+    explained = jaxrewrite.explain(other, rules=rules, materialise="allow")(V)
+    reasons = [declined.why for declined in explained.steps[0].declined]
+    assert "it is for other static arguments, or other operands" in reasons
+    check(rules, jax.vmap(other), STACK, policy="allow")
+    check(rules, lambda v: jax.jvp(other, (v,), (M,)), V, policy="allow")
+
+
+def test_a_static_argument_may_come_first(asked):
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def power(n, x):
+        return x**n
+
+    power.defvjp(lambda n, x: (x**n, x), lambda n, x, ct: (ct,))
+    rules = jaxrewrite.Rules()
+
+    @rules.register(power)
+    def _(v: Twice, *, n: Literal[2, 3]):
+        asked.append(n)
+        return power(n, 2 * v.half)
+
+    check(rules, lambda v: power(3, v), V)
+    check(rules, jax.vmap(lambda v: power(3, v)), STACK)
+    assert asked == [3, 3]
+
+
 def test_one_rule_for_several_functions(asked):
     rules = jaxrewrite.Rules()
 
@@ -807,6 +886,16 @@ def test_modules_that_name_each_other_are_looked_through_once():
         return jnp.float32(7)
 
     assert jaxrewrite.transform(scope["fn"], rules=rules)(V) == 7
+
+
+def test_a_rule_may_come_before_names_that_its_function_uses():
+    def fn(x, more=False):
+        return later(x) if more else total(x)
+
+    rules = jaxrewrite.Rules()
+    rules.register(fn)(lambda v: jnp.float32(7))
+    later = jnp.exp
+    assert jaxrewrite.transform(fn, rules=rules)(V) == 7
 
 
 def nested(depth, of=total):

@@ -8,6 +8,7 @@ import pytest
 
 import jaxrewrite
 from jaxrewrite.values import Diagonal
+from sweep import oracle
 from sweep.oracle import Verdict, judge, same
 from sweep.programs import Program, program
 from sweep.run import sweep
@@ -92,6 +93,29 @@ def test_what_a_result_does_not_need_keeps_no_wider_program_from_explaining_it(b
         "-v0",
         "t0 * 2",
     )
+
+
+def test_eigenvectors_of_one_eigenvalue_have_no_derivative(bulk, monkeypatch):
+    """The eigenvalues of a symmetric circulant matrix come in pairs."""
+    of_vectors = "(lambda w, q: (q * w[..., None, :]) @ q.mT)(*jnp.linalg.eigh(t0))"
+    steps = ("v0 @ v0.mT + jnp.eye(4)", of_vectors)
+    pairs = Program(("Circulant(u(101, 2, 4))",), steps, "(t0, t1)", mode="jvp")
+    apart = dataclasses.replace(pairs, operands=("Diagonal(u(101, 2, 4))",))
+    made, nan = oracle.run_values, np.float32("nan")
+
+    def without(i):
+        def run(*args):
+            leaves, treedef = jax.tree.flatten(made(*args))
+            return treedef.unflatten(
+                [x * nan if j == i else x for j, x in enumerate(leaves)]
+            )
+
+        return run
+
+    # The results are a matrix and vectors, and then the tangents of both.
+    for one, i, kind in ((pairs, 3, "skipped"), (pairs, 0, "wrong"), (apart, 3, "wrong")):
+        monkeypatch.setattr(oracle, "run_values", without(i))
+        assert judge(one).kind == kind
 
 
 def test_comparison_is_of_all_entries():

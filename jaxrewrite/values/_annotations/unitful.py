@@ -238,7 +238,7 @@ class Unitful(Annotated):
         """Join with a value of the same units, or, without units, with an array."""
         units = same_units("a conditional or a loop", (self, other))
         if isinstance(self.units, FreeUnits) and not isinstance(other, Unitful):
-            return NotImplemented  # Both are arrays.
+            return self.array, other
         return _quantity(self.array, units), _quantity(array_of(other), units)
 
     def tangent(self, leaf_tangents: Any) -> Any:
@@ -256,6 +256,10 @@ class AnyUnits(Unitful):
     def materialise(self) -> Any:
         """Without units, numbers of any units are a plain array."""
         return with_units(self.units.fixed, self.array)
+
+
+# To a user it is a quantity like others: errors, warnings and reports name no other type.
+AnyUnits.__name__ = Unitful.__name__
 
 
 def units_of(x: Any) -> Units:

@@ -264,6 +264,13 @@ ZEROS = {
         lambda x: jax.jit(lambda x, y: (x, y.astype(int)))(x, jnp.inf)[1],
         lambda x: jax.jit(lambda x, y: (x, y**0))(x, 0.0)[1],
         lambda x: jax.jit(lambda x, i: x.at[i].get().sum() / x[i, 0])(x, 0),
+        # Zero metres are zeros, also where numbers without units are the other branch.
+        lambda x: lax.cond(
+            x[0, 0] < 0,
+            jax.jit(lambda x, y: y * x),
+            lambda x, y: jnp.ones((3, 4)),
+            *(x, jnp.zeros((3, 4))),
+        ),
     ],
 }
 
@@ -447,6 +454,17 @@ def test_what_has_no_units_is_plain():
 def test_units_that_do_not_agree(fn, message):
     with pytest.raises(UnitsError, match=message):
         run(fn)(LENGTH)
+
+
+def test_errors_speak_of_zeros_in_any_units_as_of_quantities():
+    def loops(x):
+        inner = lambda c: lax.fori_loop(0, 2, lambda i, d: c * x, jnp.ones((3, 4)))
+        return lax.fori_loop(0, 2, lambda i, c: inner(c), jnp.zeros((3, 4)))
+
+    with pytest.raises(UnitsError, match="got m and 1") as raised:
+        run(loops)(LENGTH)
+    notes = " ".join(raised.value.__notes__)
+    assert "(Unitful:f32[3,4], Unitful:f32[3,4])" in notes, notes
 
 
 def test_the_root_of_complex_numbers_has_units():
