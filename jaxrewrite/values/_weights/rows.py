@@ -29,7 +29,7 @@ from .._base.contract import along_result
 from .._base.structured import fields_of, is_value
 from .blocks import View, is_in_bytes, joined, views_of
 from .coded import Coded
-from .packed import Nibbles, Packed
+from .packed import Nibbles, Packed, nibble
 from .terms import Terms, is_scaled_after, rows_of, scaled
 
 
@@ -69,7 +69,7 @@ def is_for_rows(v: Coded, x: Any, terms: Terms, is_of_integers: bool) -> bool:
         and jnp.issubdtype(x.dtype, jnp.floating)
         and terms.wide == jnp.float32
         and _are_few(rows_of(x, terms), v, is_of_integers)
-        and _rows_of_a_step(v) % _ROWS_OF_SUMS == 0
+        and _rows_of_a_step(v, len(v)) % _ROWS_OF_SUMS == 0
         # On a mesh, JAX asks each primitive for the axes over which its result varies.
         and jax.sharding.get_abstract_mesh().empty
     )
@@ -82,13 +82,47 @@ def _are_few(count: float, v: Coded, is_of_integers: bool) -> bool:
     return 1 < count <= v.few_rows and fit_a_cache and not is_of_integers
 
 
-def _rows_of_a_step(v: Coded) -> int:
-    """How many rows of a weight to decode at a time: they share what their blocks share."""
-    length, (_, *shared) = len(v), jax.tree.leaves(v)
+def _rows_of_a_step(v: Coded, length: int) -> int:
+    """How many rows of a weight to decode at a time: they share what their blocks share.
+
+    It is read as ``length`` rows, each of which may hold two.
+    """
+    _, *shared = jax.tree.leaves(v)
     most = 2 ** (min(_MOST_ROWS, length).bit_length() - 1)
     # One number for each row is as quick as one for all.
-    is_quick = lambda leaf: len(leaf) == 1 or len(leaf) == leaf.size == length
+    is_quick = lambda leaf: len(leaf) == 1 or len(leaf) == leaf.size == len(v)
     return math.gcd(most, *(length // len(leaf) for leaf in shared if not is_quick(leaf)))
+
+
+def _views(v: Coded, x: Any, terms: Terms) -> tuple[Any, list[View]]:
+    """The codes as they are read, and the parts of the product: see `views_of`.
+
+    Where a byte holds the codes of two rows, as it does if the number of columns is odd, the parts
+    are the products of the even and of the odd rows.
+    """
+    (codes, *shared), _ = fields_of(v)
+    if not (isinstance(codes, Nibbles) and codes.axis == -v.ndim):
+        return views_of(v, x, terms, 0)
+    axis = terms.x.index(terms.v[0])
+    views = []
+    for i in range(2):
+        halves = [leaf[i::2] if len(leaf) == len(v) else leaf for leaf in shared]
+        halves.append(lax.slice_in_dim(x, i, None, 2, axis))
+        views.append(View(functools.partial(nibble, i), halves, []))
+    return codes.bytes.squeeze(-1), views
+
+
+def _are_read_in_bytes(v: Coded, codes: Nibbles) -> bool:
+    """Whether neighbours share what their block shares, so that their bytes can be read."""
+    if codes.axis == -1:
+        return is_in_bytes(v, 0)
+    runs = [len(v) // len(leaf) for leaf in jax.tree.leaves(v)[1:]]
+    return (
+        codes.axis == -v.ndim
+        and not codes.padding
+        and not any(run > 1 and run % 2 for run in runs)
+        and _rows_of_a_step(v, len(v) // 2) % _ROWS_OF_SUMS == 0
+    )
 
 
 def rows_dot(v: Coded, x: Any, terms: Terms, otherwise: Formulation) -> Any:
@@ -102,9 +136,9 @@ def rows_dot(v: Coded, x: Any, terms: Terms, otherwise: Formulation) -> Any:
 
 def _in_rows(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation) -> Any:
     v, x = treedef.unflatten(operands[:-1]), operands[-1].astype(terms.wide)
-    wide, length = terms._replace(dtype=terms.wide), len(v)
-    size, axis = _rows_of_a_step(v), terms.x.index(terms.v[0])
-    stored, views = views_of(v, x, terms, 0)
+    wide, axis = terms._replace(dtype=terms.wide), terms.x.index(terms.v[0])
+    stored, views = _views(v, x, terms)
+    length, size = len(stored), _rows_of_a_step(v, len(stored))
     _, treedef = fields_of(v)
     is_scaled_at_last = is_scaled_after(v, terms)
 
@@ -140,7 +174,8 @@ def _in_rows(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation)
     first = [left_over(view) for view in views]
     sums = [(part, jnp.zeros_like(part)) for part in first]
     sums, _ = lax.scan(step, sums, jnp.arange(0, length - left, size))
-    total = joined([_with_what_is_lost(*sum_and_error) for sum_and_error in sums], terms)
+    totals = [_with_what_is_lost(*sum_and_error) for sum_and_error in sums]
+    total = sum(totals[1:], totals[0]) if length < len(v) else joined(totals, terms)
     return scaled(total, v, terms) if is_scaled_at_last else total.astype(terms.dtype)
 
 
@@ -245,7 +280,7 @@ def _(codes: Nibbles, *others: Any, treedef, **params) -> Any:
     """Read the bytes, unless that takes neighbours apart."""
     *shared, x = others
     v = treedef.unflatten([codes, *shared])
-    if codes.axis != -1 or not is_in_bytes(v, 0):
+    if not _are_read_in_bytes(v, codes):
         v = treedef.unflatten([codes.materialise(), *shared])
     leaves, treedef = jax.tree.flatten(v)
     return rows_dot_p.bind(*leaves, x, treedef=treedef, **params)

@@ -104,6 +104,28 @@ def test_batches_tangents_and_transposes(kind, in_rows, monkeypatch, bulk):
     same(jax.jit(program)(x, y), want)
 
 
+@pytest.mark.parametrize("kind", ["nf4", slow("int4"), slow("affine int4")])
+def test_two_rows_of_four_bits_are_read_in_a_byte(kind, in_rows, monkeypatch, bulk):
+    """As they lie if the number of columns is odd."""
+    monkeypatch.setattr(rows, "_MOST_ROWS", 4)
+    v, x = jax.jit(KINDS[kind])(normal(24, 21)), normal(24)
+    multiply = forbid(lambda x, v: x @ v)
+    assert is_in_rows(v, x) and "24x21x" not in jax.jit(multiply).lower(x, v).as_text()
+    weights = normal(21, seed=1)
+    got, slope = jax.jit(
+        lambda x: (multiply(x, v), jax.grad(lambda x: multiply(x, v) @ weights)(x))
+    )(x)
+    w, x64 = (np.asarray(a, "f8") for a in (v.materialise(), x))
+    same(got, x64 @ w)
+    same(slope, w @ np.asarray(weights, "f8"))
+
+
+def test_rows_of_other_blocks_are_not_read_in_a_byte(in_rows):
+    v = Quantised.quantise(normal(24, 21), 4, block=(3, 1))
+    multiply = jax.jit(forbid(lambda x, v: x @ v))
+    assert "24x21x" in multiply.lower(normal(24), v).as_text()
+
+
 @pytest.mark.slow
 def test_a_batch_of_weights(in_rows):
     v, x = KINDS["columns"](normal(24, 20)), normal(24)
