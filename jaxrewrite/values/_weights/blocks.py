@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -40,7 +40,12 @@ _SMALLEST: dict[float, tuple[int, int]] = (
 # For products with up to so many rows, how many entries of a weight are dense at a time.
 _ENTRIES = {1: 2**18, 64: 2**20, math.inf: 2**21}
 
-# The same for several rows, where the weight has less than so many entries.
+# A loop along an axis that is summed reads and writes all results in each step. So its blocks have
+# twice as many entries, up to a limit: with 32,000 columns and 64 rows that takes 0.6 to 0.75 of the time.
+_ENTRIES_PER_RESULT = 2
+_MOST_ENTRIES = 2**22
+
+# For several rows, how many entries of a weight of less than so many are dense at a time.
 _LARGE = 2**21
 _ENTRIES_OF_SMALL = 2**19, 2**17
 
@@ -50,12 +55,16 @@ def _for_rows(table: dict[float, Any], rows: float) -> Any:
 
 
 def block_for(
-    shape: Sequence[int], grids: Sequence[Sequence[int]], rows: float, bits: int = 8
+    shape: Sequence[int],
+    grids: Sequence[Sequence[int]],
+    rows: float,
+    bits: int = 8,
+    summed: Container[int] = (),
 ) -> Block | None:
     """The blocks in which a weight is multiplied with so many rows.
 
     ``None`` stands for the whole weight. ``grids`` are the shapes of the leaves that
-    blocks of entries share.
+    blocks of entries share, and ``summed`` the axes that the product sums.
     """
     size, kind = math.prod(shape), int(bits == 4)
     if rows == 0 or size < _for_rows(_SMALLEST, rows)[kind]:
@@ -63,6 +72,9 @@ def block_for(
     entries = _for_rows(_ENTRIES, rows)
     if rows > 1 and size < _LARGE:
         entries = _ENTRIES_OF_SMALL[kind]
+    elif rows > 1 and 0 in summed:
+        results = rows * math.prod(n for i, n in enumerate(shape) if i not in summed)
+        entries = max(entries, int(min(_ENTRIES_PER_RESULT * results, _MOST_ENTRIES)))
     for axis, length in enumerate(shape):
         most = min(entries * length // size, length)
         if most >= 1:

@@ -58,7 +58,8 @@ def multiplied(v: Any, x: Any, terms: Terms) -> Any:
     if _may_be_split():
         return _dense(v, x, terms)
     count = rows_of(x, terms)
-    block = block_for(v.shape, grids(v), count, 4 if is_nibbles(v) else 8)
+    summed = [i for i, label in enumerate(terms.v) if label not in terms.out]
+    block = block_for(v.shape, grids(v), count, 4 if is_nibbles(v) else 8, summed)
     if _is_for_digits(v, x, terms) and _is_faster_in_digits(v, count, block):
         return _on_this_platform(v, x, terms, None)
     return _dense(v, x, terms) if block is None else _on_this_platform(v, x, terms, block)

@@ -163,17 +163,27 @@ def test_a_block_is_all_that_is_dense(bits, blocks, optimised):
     shape=st.lists(st.integers(1, 3000), min_size=1, max_size=3),
     runs=st.lists(st.integers(1, 12), min_size=3, max_size=3),
     rows=st.integers(0, 600),
+    summed=st.sets(st.integers(0, 2)),
 )
 @hypothesis.settings(deadline=None)
-def test_blocks_are_of_the_array_and_small(shape, runs, rows):
+def test_blocks_are_of_the_array_and_small(shape, runs, rows, summed):
     grid = [math.gcd(n, r) for n, r in zip(shape, runs, strict=False)]
-    block = block_for(shape, [grid], rows)
+    block = block_for(shape, [grid], rows, summed=summed)
     if block is None:
         return
     axis, size = block
     assert 1 <= size <= shape[axis]
     entries = math.prod(shape) // shape[axis] * size
-    assert entries <= max(of_blocks._ENTRIES.values())
+    assert entries <= of_blocks._MOST_ENTRIES
+
+
+def test_blocks_are_larger_where_each_step_writes_many_results():
+    def lengths(summed, shape=(2048, 2**15)):
+        rows = (8, 64, 256)
+        return [block_for(shape, [(1, 1)], count, summed=summed).size for count in rows]
+
+    assert lengths({1}) == [32, 32, 64]
+    assert lengths({0}) == [32, 128, 128]
 
 
 @pytest.mark.parametrize(
