@@ -672,6 +672,11 @@ def test_errors_at_registration():
         rules.register(jnp.add)
     with pytest.raises(TypeError, match="got <lambda>. JAX makes no call"):
         rules.register(lambda x: x + 1)
+    of_matrices = lambda x: lax.erf(lax.transpose(x, (1, 0)))
+    with pytest.raises(TypeError, match="It becomes 'transpose', 'erf': register"):
+        rules.register(of_matrices)
+    with pytest.raises(TypeError, match="got <lambda>. JAX makes no call"):
+        rules.register(lambda: 0.0)
     with pytest.raises(TypeError, match="got sin. JAX makes no call"):
         rules.register(jnp.sin)(lambda *vs: vs[0])
     with pytest.raises(TypeError, match="a static argument 'side', and total has no such"):
