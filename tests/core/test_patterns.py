@@ -749,6 +749,19 @@ def test_a_form_for_one_column_is_found_beside_one_that_sizes_do_not_change():
     assert answers(lambda x: jnp.cos(jnp.sort(jnp.exp(x))), rules, X) == ["after"]
 
 
+def test_forms_of_the_same_primitives_differ_by_their_operands():
+    def before(x, y, *, is_exchanged: bool):
+        a, b = jnp.sin(x), jnp.cos(y)
+        return b - a if is_exchanged else a - b
+
+    def after(x, y, *, is_exchanged):
+        return before(x, y, is_exchanged=is_exchanged)
+
+    for is_exchanged in (False, True):
+        fn = functools.partial(before, is_exchanged=is_exchanged)
+        assert answers(fn, table((before, after)), X, 2 * X) == ["after"]
+
+
 # --- bodies of scans -------------------------------------------------------------------------
 
 
