@@ -483,6 +483,13 @@ def test_a_leaf_with_more_axes_than_the_array_is_written_along_those_of_the_arra
     np.testing.assert_allclose(written.materialise(), want, rtol=1e-6)
 
 
+def test_a_part_that_would_reach_beyond_the_end_is_written_at_the_end():
+    v, part = Digits(numbers((5, 2))), Digits(numbers((2, 2)))
+    write = lambda x, part: lax.dynamic_update_slice(x, part, (jnp.int32(4),))
+    written = jaxrewrite.transform(write, materialise="forbid")(v, part)
+    testing.assert_same(written.materialise(), write(v.materialise(), part.materialise()))
+
+
 def test_a_slice_of_whole_blocks_has_a_scale_for_each():
     part = jaxrewrite.transform(lambda v: v[:2, :4], materialise="forbid")(BLOCKS)
     assert part.codes.shape == (2, 4) and part.scale.shape == (1, 2)
