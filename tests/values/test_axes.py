@@ -497,6 +497,14 @@ def test_a_slice_of_whole_blocks_has_a_scale_for_each():
     assert every_second.scale.shape == (2, 3)
 
 
+def test_a_window_may_begin_within_a_block_or_reach_beyond_the_end():
+    window = lambda v, start: lax.dynamic_slice_in_dim(v, start, 2)
+    implicit = jaxrewrite.transform(window, materialise="forbid")
+    for start in (1, 3):
+        want = window(BLOCKS.materialise(), start)
+        testing.assert_same(implicit(BLOCKS, jnp.int32(start)).materialise(), want)
+
+
 class Shifted(ArrayValue):
     """All rows have one shift, which has no axis for them."""
 
