@@ -124,7 +124,8 @@ def _converted(number: Number, like: Number) -> Number:
 
 
 def _form(ref: Ref) -> Ref:
-    return ref[:1] if ref[0] == "number" else ref
+    kind, *_ = ref
+    return (kind,) if kind == "number" else ref
 
 
 def flatten(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Graph:

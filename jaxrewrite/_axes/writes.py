@@ -29,15 +29,13 @@ from .moves import LAST, Shape
 
 @register("dynamic_update_slice", precedence=LAST)
 def _(v: Declared, part: Declared, *starts: ArrayLike, **params: Any) -> Any:
-    shape, sizes = aval_of(v).shape, aval_of(part).shape
-    bounds = zip(starts, shape, sizes, strict=True)
-    indices = [jnp.clip(start, 0, n - size) for start, n, size in bounds]
+    ndim = len(aval_of(v).shape)
 
-    def write(x: Any, part: Any, *indices: Any) -> Any:
-        rest = [jnp.zeros_like(indices[0])] * (len(x.shape) - len(shape))
-        return lax.dynamic_update_slice_p.bind(x, part, *indices, *rest)
+    def write(x: Any, part: Any, *starts: Any) -> Any:
+        rest = [jnp.zeros_like(starts[0])] * (len(x.shape) - ndim)
+        return lax.dynamic_update_slice_p.bind(x, part, *starts, *rest)
 
-    return written(v, part, range(len(shape)), write, indices)
+    return written(v, part, range(ndim), write, starts)
 
 
 @register("scatter", precedence=LAST)

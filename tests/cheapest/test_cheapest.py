@@ -58,6 +58,22 @@ def equations(jaxpr):
             yield from equations(body)
 
 
+def shapes_of_dots(jaxpr):
+    dots = [e for e in equations(jaxpr) if e.primitive.name == "dot_general"]
+    return [e.outvars[0].aval.shape for e in dots]
+
+
+class Factors(jaxrewrite.ArrayValue):
+    """A product that its rules never make dense."""
+
+    a: jax.Array
+    b: jax.Array
+    materialise_policy = "forbid"
+
+    def materialise(self):
+        return self.a @ self.b
+
+
 @pytest.fixture
 def at_random(monkeypatch):
     """Costs that have nothing to do with the equations, so that each choice is made somewhere."""
@@ -121,6 +137,10 @@ def test_the_report_has_both_costs_and_the_choice():
     assert Report.from_json(report.to_json()) == report
     assert [made.type for _, made in report.dense] == ["Lora"]
     assert explain(jnp.matmul)(random(0, 2048, 256), lora()).steps[0].choice is None
+    # An array that is made entry by entry is written, too.
+    codes = Quantised.quantise(random(0, 768, 768))
+    (step,) = explain(jnp.matmul, materialise="cheapest")(random(1, 8, 768), codes).steps
+    assert step.choice.making > codes.size * 4 / model.BANDWIDTH
 
 
 def test_the_limit_is_one_of_the_arrays_that_are_dense_at_once():
@@ -130,7 +150,8 @@ def test_the_limit_is_one_of_the_arrays_that_are_dense_at_once():
     size = 4 * 256 * 256
     x, v, w = random(0, 2048, 256), lora(), lora()
     assert decisions(program, x, v, w, policy=Cheapest(limit=size)) == ["dense"] * 2
-    assert decisions(program, x, v, w, policy=Cheapest(limit=size - 1)) == ["rule"] * 2
+    for less in (size - 1, 0):
+        assert decisions(program, x, v, w, policy=Cheapest(limit=less)) == ["rule"] * 2
 
 
 def test_a_limit_is_a_number_of_bytes():
@@ -166,6 +187,18 @@ def test_what_a_rule_makes_of_numbers_may_carry_more():
 
     found = jax.eval_shape(transform(jnp.sin, rules=rules, materialise="cheapest"), lora())
     assert type(found) is Unitful
+
+
+def test_a_rule_says_itself_what_is_implicit():
+    rules, many = jaxrewrite.Rules(), jnp.ones((2048, 256))
+
+    @rules.register("sin")
+    def _(v: Factors, **params):
+        return transform(jnp.matmul)(many, Lora(v.a, v.b[:, :32], v.b[:32]))[:256]
+
+    value = Factors(random(0, 256, 256), random(1, 256, 256))
+    jaxpr = make_jaxpr(jnp.sin, rules=rules, materialise="cheapest")(value)
+    assert (256, 256) not in shapes_of_dots(jaxpr)
 
 
 def test_a_type_that_forbids_it_stays():
@@ -244,12 +277,39 @@ def test_transforms_inside_have_the_policy():
         assert len(found) == dots
 
 
+def test_what_one_program_made_dense_costs_another_one_as_much_as_before():
+    """A rule finds the one factor, or the other one, dense by an equation before it."""
+    rules, many = jaxrewrite.Rules(), jnp.ones((2048, 256))
+
+    @rules.register("sin")
+    def _(v: Factors, **params):
+        return (many @ v.a)[:256]
+
+    @rules.register("cos")
+    def _(v: Factors, **params):
+        return (many @ v.b)[:256]
+
+    @rules.register("dot_general")
+    def _(x: ArrayLike, v: Factors, **params):
+        return (x @ v.a) @ v.b
+
+    def merged(program):
+        implicit = make_jaxpr(program, rules=rules, materialise="cheapest")
+        jaxpr = implicit(random(0, 8, 256), Factors(lora(), lora()))
+        return shapes_of_dots(jaxpr).count((256, 256))
+
+    assert merged(lambda x, v: (jnp.sin(v), x @ v)) == 1
+    assert merged(lambda x, v: (jnp.cos(v), x @ v)) == 1
+    assert merged(lambda x, v: x @ v) == 0
+
+
 # --- derivatives ------------------------------------------------------------------------------
 
 
-def dots_of_gradient(policy, rank):
-    w, x = lora(rank=rank), random(0, 2048, 256)
-    loss = lambda w: jnp.sin(transform(jnp.matmul, materialise=policy)(x, w)).sum()
+def dots_of_gradient(policy, rank, base=None, program=jnp.matmul):
+    w, x = lora(rank=rank, w=base), random(0, 2048, 256)
+    implicit = transform(program, materialise=policy)
+    loss = lambda w: jnp.sin(jax.tree.leaves(implicit(x, w))[0]).sum()
     jaxpr = jax.make_jaxpr(jax.grad(lambda ab: loss(Lora(w.w, *ab))))((w.a, w.b))
     found = (e for e in equations(jaxpr) if e.primitive.name == "dot_general")
     return [e for e in found if e.outvars[0].aval.shape == (256, 256)]
@@ -260,6 +320,21 @@ def test_the_gradient_has_a_choice_of_its_own():
     assert len(dots_of_gradient("cheapest", 8)) == 1
     # With factors of full rank, the cotangent of the merged weight is cheaper.
     assert len(dots_of_gradient("cheapest", 256)) > 1
+
+
+def test_integers_beside_floats_leave_the_gradient_its_choice():
+    base = Quantised.quantise(random(0, 256, 256))
+    assert len(dots_of_gradient("cheapest", 8, base)) == 1
+
+    @jax.jit
+    def layer(x, w, depth):
+        return jnp.tanh(x @ w), depth + 1
+
+    def layers(x, w):
+        y, depth = layer(x, w, 0)
+        return layer(y, w, depth)
+
+    assert len(dots_of_gradient("cheapest", 8, program=layers)) == 1
 
 
 def test_each_operand_has_a_gradient_of_its_own_choice():

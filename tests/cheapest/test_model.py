@@ -93,3 +93,15 @@ def test_entries_in_no_order_take_longer():
     assert seconds(gather, (N, N)) > seconds(lambda x: x + 1, (N, N))
     scatter = lambda x: x.at[jnp.arange(N) % 7].add(1.0)
     assert seconds(scatter, (N, N)) > seconds(gather, (N, N))
+
+
+def test_rows_take_as_long_from_a_taller_array():
+    i = jnp.arange(8)[::-1] % 7
+    read = lambda x: x.at[i].get(mode="promise_in_bounds")
+    assert seconds(read, (N, N)) == seconds(read, (8 * N, N))
+    write = lambda x, rows: x.at[i].set(rows, mode="promise_in_bounds")
+    copy = lambda x: x + 1
+    short, tall = (
+        seconds(write, (n, N), (8, N)) - seconds(copy, (n, N)) for n in (N, 2 * N)
+    )
+    assert short == pytest.approx(tall)

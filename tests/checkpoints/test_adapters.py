@@ -553,7 +553,8 @@ def test_stacked_multipliers_of_weights_with_outputs_first(tmp_path):
 
 
 def test_random_factors_of_their_own_are_written_as_lora(tmp_path):
-    p = params()
+    # The shared matrices are as large as the last kernel needs them.
+    p = {**params(), "third": {"kernel": jnp.asarray(numbers(8, 5))}}
     is_kernel = lambda path, leaf: path.endswith("kernel")
     shared = adapt(p, is_kernel, 2, jax.random.key(0), method="vera")
     save_adapter(tmp_path / "vera", shared)
@@ -608,6 +609,9 @@ def test_what_does_not_fit_a_file_of_vectors_is_refused(tmp_path):
         "base_model.vera_B": np.ones((4, 2), "f4"),
     }
     lone = {"base_model.model.first.vera_lambda_b": np.ones(4, "f4")}
+    peft_files.write(tmp_path / "mine", {**ones, **lone}, peft_type="VERA", mine=True)
+    with pytest.raises(ValueError, match=r"mine/adapter_config\.json"):
+        load_adapter(tmp_path / "mine", params())
     peft_files.write(tmp_path / "vera", {**ones, **lone}, peft_type="VERA", lora_alpha=None)
     with pytest.raises(ValueError, match="one vector of first, and there are two"):
         load_adapter(tmp_path / "vera", params())

@@ -264,6 +264,22 @@ def test_under_vmap(rules, asked, fn, args, name):
     assert asked == [name]
 
 
+def test_rows_that_are_no_values_are_rows_of_the_array(rules, asked):
+    @jax.jit
+    def shared(x):
+        return x / jnp.sum(jnp.abs(x))  # Of all rows at once it is another result.
+
+    @rules.register(shared)
+    def _(v: Twice | Diagonal):
+        asked.append(type(v))
+        return v.materialise() / jnp.sum(jnp.abs(v.materialise()))
+
+    check(rules, jax.vmap(shared), V)
+    assert asked == [Twice]
+    check(rules, jax.vmap(shared), Diagonal(X[1]), policy="allow")
+    assert asked == [Twice]
+
+
 def test_a_result_without_a_batch_axis(rules, asked):
     @jax.custom_jvp
     def pair(x, y):
@@ -751,6 +767,11 @@ def test_errors_at_registration():
         rules.register(jnp.add)
     with pytest.raises(TypeError, match="got <lambda>. JAX makes no call"):
         rules.register(lambda x: x + 1)
+    of_matrices = lambda x: lax.erf(lax.transpose(x, (1, 0)))
+    with pytest.raises(TypeError, match="It becomes 'transpose', 'erf': register"):
+        rules.register(of_matrices)
+    with pytest.raises(TypeError, match="got <lambda>. JAX makes no call"):
+        rules.register(lambda: 0.0)
     with pytest.raises(TypeError, match="got sin. JAX makes no call"):
         rules.register(jnp.sin)(lambda *vs: vs[0])
     with pytest.raises(TypeError, match="a static argument 'side', and total has no such"):

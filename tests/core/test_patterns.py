@@ -324,6 +324,22 @@ def test_a_number_fits_its_annotation(kind, fit):
         assert len(report.rules) == (repr(n) in map(repr, fit))
 
 
+def test_what_is_looked_for_is_traced_at_numbers_that_fit_alone():
+    seen = set()
+
+    def before(x, n):
+        seen.add(type(n))
+        return x * n
+
+    def after(x, n: int):
+        return before(x, n)
+
+    rules = table((before, after))
+    assert answers(lambda x: x * 2.5, rules, X) == []
+    assert answers(lambda x: x * 2.0, rules, X) == ["after"]
+    assert seen == {int}
+
+
 def test_numbers_have_to_be_equal():
     def twice(x):
         return 2.0 * x
@@ -586,7 +602,25 @@ def test_several_results():
 
     assert answers(fn, rules, X, X.T, 2 * X.T) == ["together"]
     # No place is after all operands and before every use.
-    assert answers(lambda x, a: x @ (a @ (x @ a)), rules, X, X.T) == []
+    program = lambda x, a: x @ (a @ (x @ a))  # noqa: E731
+    assert answers(program, rules, X, X.T) == []
+    # Each part of what has no place may match by itself.
+    rules.rewrite(lambda x, a: x @ a, precedence=-1)(lambda x, a: -(x @ a) * -1)
+    replaced = make_jaxpr(program, rules=rules)(X, X.T)
+    assert [eqn.primitive.name for eqn in replaced.eqns].count("neg") == 3
+
+
+def test_a_result_may_be_used_inside_of_its_match_before_an_operand_is_made():
+    def before(x, y):
+        e = jnp.exp(x)
+        return e, jnp.sin(e) + y
+
+    def program(x):
+        e = jnp.exp(x)
+        inside = jnp.sin(e)
+        return e, inside + jnp.tanh(x)
+
+    assert answers(program, table((before, before)), X) == ["before"]
 
 
 def test_what_is_used_elsewhere_may_stay():
@@ -713,6 +747,19 @@ def test_a_form_for_one_column_is_found_beside_one_that_sizes_do_not_change():
     assert answers(lambda x: jnp.cos(jnp.exp(x)), rules, X[:, :1]) == ["after"]
     assert answers(lambda x: jnp.cos(jnp.exp(x)), rules, X) == []
     assert answers(lambda x: jnp.cos(jnp.sort(jnp.exp(x))), rules, X) == ["after"]
+
+
+def test_forms_of_the_same_primitives_differ_by_their_operands():
+    def before(x, y, *, is_exchanged: bool):
+        a, b = jnp.sin(x), jnp.cos(y)
+        return b - a if is_exchanged else a - b
+
+    def after(x, y, *, is_exchanged):
+        return before(x, y, is_exchanged=is_exchanged)
+
+    for is_exchanged in (False, True):
+        fn = functools.partial(before, is_exchanged=is_exchanged)
+        assert answers(fn, table((before, after)), X, 2 * X) == ["after"]
 
 
 # --- bodies of scans -------------------------------------------------------------------------

@@ -50,6 +50,12 @@ def test_a_zero_that_turns_dense_after_one_turn():
     assert isinstance(out, jax.Array)
 
 
+def test_a_carry_that_begins_as_an_array_is_one_beside_stacked_results():
+    fn = lambda v, x: lax.scan(lambda c, _: (2 * v, c.sum()), x, None, length=2)
+    out, _ = run(fn, values.Diagonal(X[0]), X)
+    assert isinstance(out, jax.Array)
+
+
 def test_a_zero_that_stays_zero_costs_nothing():
     fn = lambda z, xs: lax.scan(lambda c, x: (jnp.sin(c * x), c.T), z, xs)
     out, ys = run(fn, ZERO, XS)

@@ -7,6 +7,7 @@ import pytest
 from choose import every, often, slow
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.experimental import hijax
 from jax.experimental.xla_metadata import set_xla_metadata
 from reference import OWN
 from reference.own import Lora
@@ -14,7 +15,7 @@ from reference.own import Lora
 import jaxrewrite
 from jaxrewrite import make_jaxpr, primitives, transform
 from jaxrewrite._staging.transform import _programs
-from jaxrewrite.values import Interval, Masked, Named, Toeplitz, Unitful, Units
+from jaxrewrite.values import Diagonal, Interval, Masked, Named, Toeplitz, Unitful, Units
 
 
 # With leak checks each program is compiled anew; those are in test_families.py.
@@ -157,6 +158,19 @@ def test_a_polynomial_keeps_the_context_of_its_equation():
     for _ in range(2):
         assert contexts(within)["mul"] == contexts(within)["add"] == {"mine": "1"}
         assert not contexts(lambda x: jnp.polyval(c, x))["mul"]
+
+
+@pytest.mark.skipif(not hasattr(lax, "polynomial"), reason="This JAX has a loop instead")
+def test_a_polynomial_of_arrays_stays_one_beside_a_rule_for_arrays():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("sin")
+    def _(x: jax.Array, **params):
+        return jnp.tanh(x)
+
+    program = lambda x: jnp.sin(lax.polynomial(x, [x, 2 * x]))
+    found = [eqn.primitive.name for eqn in make_jaxpr(program, rules=rules)(X).eqns]
+    assert found == ["mul", "polynomial", "tanh"]
 
 
 def test_coefficients_of_a_polynomial_have_units():
@@ -420,6 +434,32 @@ def test_functions_that_newer_jax_expands_late(name, kind):
     np.testing.assert_allclose(
         allow(looped(fn))(v)[0], looped(fn)(v.materialise())[0], 1e-4
     )
+
+
+HiPrim = hijax.HiPrim if hasattr(hijax, "HiPrim") else hijax.VJPHiPrimitive
+
+
+class Tripled(HiPrim):
+    """The sine, with a backward rule of its own, which shows."""
+
+    def __init__(self, aval):
+        self.in_avals, self.out_aval, self.params = (aval,), aval, {}
+        super().__init__()
+
+    def expand(self, x):
+        return jnp.sin(x)
+
+    def vjp_fwd(self, perturbed, x):
+        return self(x), x
+
+    def vjp_bwd_retval(self, x, ct):
+        return (3 * ct * jnp.cos(x),)
+
+
+def test_an_object_of_jax_keeps_a_backward_rule_of_its_own():
+    fn = lambda x: Tripled(jax.typeof(x))(x).sum()
+    (got,) = jax.tree.leaves(jax.grad(allow(fn))(Diagonal(X[0])))
+    np.testing.assert_allclose(got, 3 * jnp.cos(X[0]), rtol=1e-6)
 
 
 def test_expansions_go_through_rules():

@@ -398,6 +398,8 @@ def test_the_figure_has_a_bar_for_each_line():
     axes = report.plot().axes[0]
     lines = {step.line for step in report.steps if not step.bodies}
     assert len(axes.patches) == 2 * len(lines)
+    # None covers another one.
+    assert len({bar.get_y() for bar in axes.patches}) == len(axes.patches)
 
 
 def test_other_texts_are_no_reports():

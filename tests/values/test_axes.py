@@ -483,11 +483,26 @@ def test_a_leaf_with_more_axes_than_the_array_is_written_along_those_of_the_arra
     np.testing.assert_allclose(written.materialise(), want, rtol=1e-6)
 
 
+def test_a_part_that_would_reach_beyond_the_end_is_written_at_the_end():
+    v, part = Digits(numbers((5, 2))), Digits(numbers((2, 2)))
+    write = lambda x, part: lax.dynamic_update_slice(x, part, (jnp.int32(4),))
+    written = jaxrewrite.transform(write, materialise="forbid")(v, part)
+    testing.assert_same(written.materialise(), write(v.materialise(), part.materialise()))
+
+
 def test_a_slice_of_whole_blocks_has_a_scale_for_each():
     part = jaxrewrite.transform(lambda v: v[:2, :4], materialise="forbid")(BLOCKS)
     assert part.codes.shape == (2, 4) and part.scale.shape == (1, 2)
     every_second = jaxrewrite.transform(lambda v: v[:, ::2], materialise="forbid")(BLOCKS)
     assert every_second.scale.shape == (2, 3)
+
+
+def test_a_window_may_begin_within_a_block_or_reach_beyond_the_end():
+    window = lambda v, start: lax.dynamic_slice_in_dim(v, start, 2)
+    implicit = jaxrewrite.transform(window, materialise="forbid")
+    for start in (1, 3):
+        want = window(BLOCKS.materialise(), start)
+        testing.assert_same(implicit(BLOCKS, jnp.int32(start)).materialise(), want)
 
 
 class Shifted(ArrayValue):

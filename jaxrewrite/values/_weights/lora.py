@@ -255,9 +255,7 @@ def _(v: Lora, y: ArrayLike, *, primitive, **params) -> Any:
 @jaxrewrite.register(*ADDITIVE, exchange="types")
 def _(x: Lora, y: ArrayLike | ArrayValue, *, primitive) -> Any:
     """Add an operand that is not a `Lora` to ``w``."""
-    v, other = (x, y) if isinstance(x, Lora) else (y, x)
-    if jnp.broadcast_shapes(v.shape, jnp.shape(other)) != v.shape:
-        return NotImplemented
+    v = x if isinstance(x, Lora) else y
     is_subtracted = v is y and primitive.name == "sub"
     change = LINEAR["neg"](v.change) if is_subtracted else v.change
     operands = (_base(z) if z is v else z for z in (x, y))

@@ -42,6 +42,8 @@ PROGRAMS = {
     "one part": lambda v, x: x[:, :6] @ v[:6],
     "across parts": lambda v, x: x[:, 4:9] @ v[4:9],
     "steps": lambda v, x: x[:, 1::3] @ v[1::3],
+    "steps from the last part on": lambda v, x: x[:, 7::2] @ v[7::2],
+    "steps that begin behind a part": lambda v, x: x[:, 2::5] @ v[2::5],
     "nothing": lambda v, x: x[:, :0] @ v[3:3],
     "reversed": lambda v, x: x @ v[::-1],
     "heads": lambda v, x: jnp.einsum("bi,ihs->bhs", x, v.reshape(10, 2, 4)),

@@ -191,6 +191,16 @@ def test_each_weight_of_a_program_meets_what_those_before_it_make():
     jaxrewrite.transform(model, materialise="forbid")(values, batches[0])
 
 
+@pytest.mark.parametrize(("method", "bits"), [("gptq", 4), ("smoothquant", 8)])
+def test_a_method_has_bits_of_its_own(method, bits):
+    params, x = {"a": jnp.asarray(normal(K, 3))}, jnp.asarray(correlated(40, K))
+    program, options = lambda p, x: x @ p["a"], {"method": method, "where": EVERY}
+    own = calibrate(program, **options)(params, [x])
+    same = calibrate(program, **options, bits=bits)(params, [x])
+    assert str(own) == str(same)
+    jax.tree.map(np.testing.assert_array_equal, own, same)
+
+
 @pytest.mark.parametrize("method", ["awq", "smoothquant"])
 def test_scaled_rows_are_a_lazy_product(method):
     x = jnp.asarray(correlated(40, K))

@@ -99,6 +99,13 @@ def test_rounding_is_that_of_the_dtypes(format):
     assert quantise({"w": w}, lambda *_: True, format)["w"].format == format
 
 
+def test_two_scales_of_a_block_reach_its_largest_entry():
+    w = np.random.default_rng(1).normal(size=(32, 4)).astype("float32")
+    v = np.asarray(Microscaled.quantise(w, "nvfp4"))
+    most = lambda x: abs(x).reshape(2, 16, 4).max(1)
+    np.testing.assert_allclose(most(v), most(w), rtol=2**-4)  # A scale has three bits.
+
+
 def test_mxfp4_is_that_of_gguf():
     kind = gguf.GGMLQuantizationType.MXFP4
     data = np.random.default_rng(0).integers(0, 256, (4, 2, 17), np.uint8)

@@ -86,6 +86,15 @@ def test_products_and_gradients(kind, size, in_rows, monkeypatch, bulk):
     same(slopes, expected, tolerance=2e-5)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_that_are_left_over(axis, in_rows, monkeypatch):
+    """A scale for each row is in the terms of a sum, and one for each column is not."""
+    monkeypatch.setattr(rows, "_MOST_ROWS", 4)
+    v, x = Quantised.quantise(normal(26, 5), axis=axis), normal(26, seed=1)
+    assert is_in_rows(v, x)
+    same(forbid(lambda x, v: x @ v)(x, v), np.asarray(x, "f8") @ v.materialise())
+
+
 @pytest.mark.parametrize("kind", ["int4", slow("columns"), slow("nf4")])
 def test_batches_tangents_and_transposes(kind, in_rows, monkeypatch, bulk):
     monkeypatch.setattr(rows, "_MOST_ROWS", 4)
