@@ -55,7 +55,7 @@ def blocks(monkeypatch):
     monkeypatch.setattr(products, "_SMALLEST_IN_DIGITS", math.inf)
 
     def use(block):
-        def own(shape, grids, rows, bits):
+        def own(shape, grids, rows, *_):
             axis = block.axis + len(shape) - 2
             return Block(axis, min(block.size, shape[axis])) if rows else None
 
