@@ -114,7 +114,6 @@ def is_unplaced(params: Mapping[str, Any]) -> bool:
         all(sharding is UNSPECIFIED for sharding in placed)
         and all(layout is None for layout in layouts)
         and not params["compiler_options_kvs"]
-        and not params["keep_unused"]
     )
 
 

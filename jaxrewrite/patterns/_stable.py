@@ -533,7 +533,8 @@ def scaled_terms(x, weights, axis):
     shift = jnp.maximum(jnp.max(x + logs, **axes) - excess, jnp.max(x, **axes) - limit)
     # A larger one has lost the digits of the weights.
     known = jnp.abs(shift) < 1 / jnp.finfo(x.dtype).eps
-    shift = jnp.where(known, shift, finite_shift(x, axis))
+    # Scaled terms are divided by each other, so that no derivative of the scale is needed.
+    shift = lax.stop_gradient(jnp.where(known, shift, finite_shift(x, axis)))
     root = jnp.exp((x - shift) / 2)
     return weights * root * root, root, shift
 

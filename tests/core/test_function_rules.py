@@ -753,6 +753,20 @@ def test_placed_calls_are_left_as_they_are(asked):
         rules.register(placed)(lambda v: v)
 
 
+def test_calls_that_keep_unused_operands(asked):
+    """Unused operands are about how a function compiles that no other one calls."""
+    rules = jaxrewrite.Rules()
+    more = jax.jit(lambda x: x + 1, keep_unused=True)
+
+    @rules.register(more)
+    def _(v: Twice):
+        asked.append(v)
+        return jaxrewrite.materialise(v) + 1
+
+    check(rules, more, V)
+    assert asked
+
+
 # --- errors -------------------------------------------------------------------------------
 
 

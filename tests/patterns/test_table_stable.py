@@ -370,6 +370,16 @@ def test_weights_of_exponentials_may_be_huge(dtype):
         np.testing.assert_allclose(slopes, share, 1e-2, 1e-4)
 
 
+def test_weights_of_exponentials_may_be_zero():
+    """Also where second derivatives are computed, as of a mixture by Newton's method."""
+    fn = lambda x, weights: jnp.log(jnp.sum(weights * jnp.exp(x)))  # noqa: E731
+    args = jnp.array([0.5, -0.3, 0.2]), jnp.array([1.0, 0.0, 2.0])
+    old, new = (
+        jax.hessian(f, (0, 1))(*args) for f in (fn, jaxrewrite.transform(fn, rules=TABLE))
+    )
+    np.testing.assert_allclose(new, old, 1e-5, 1e-6)
+
+
 @pytest.mark.parametrize("dtype, accuracy", [("float32", 2e-6), ("float64", 1e-12)])
 def test_derivatives_of_logarithms_of_normal_probabilities(dtype, accuracy):
     with jax.enable_x64(True):
