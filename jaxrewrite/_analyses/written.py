@@ -314,11 +314,14 @@ def _scaled(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
     return [fact]
 
 
-# Which operands have entries, if the others are indices.
+# Which operands have entries, if the others are indices, or say how far to shift.
 _ENTRIES = {
     "bcoo_todense": slice(1),
     "dynamic_update_slice": slice(2),
     **dict.fromkeys(("scatter", "scatter-add"), slice(0, None, 2)),
+    **dict.fromkeys(
+        ("shift_left", "shift_right_arithmetic", "shift_right_logical"), slice(1)
+    ),
 }
 
 

@@ -26,6 +26,7 @@ from jaxrewrite.values import (
     LowRank,
     Masked,
     Named,
+    Quantised,
     Scaled,
     Tagged,
     Unitful,
@@ -340,6 +341,18 @@ class Dated(jaxrewrite.ArrayValue):
         if isinstance(other, Dated):
             return NotImplemented
         return self, Dated(1 * other, self.date)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (4, 3)], ids=["in columns", "in rows"])
+def test_zeros_become_weights_of_four_bits(shape):
+    """Two codes are in a byte, and a zero that is shifted is zero."""
+    v = Quantised.quantise(jnp.arange(1.0, 13.0).reshape(shape), 4)
+    branch = lambda p, v: jax.lax.cond(p, lambda: v, lambda: jnp.zeros(shape))
+    program = transform(branch, materialise="forbid")
+    chosen, zeros = program(jnp.array(True), v), program(jnp.array(False), v)
+    assert type(chosen) is type(zeros) is Quantised
+    np.testing.assert_array_equal(chosen.materialise(), v.materialise())
+    np.testing.assert_array_equal(zeros.materialise(), jnp.zeros(shape))
 
 
 def without_date(x):
