@@ -188,6 +188,10 @@ class _StandIn(Structured):
                 axes.add(short.pop())
         table.setdefault(self.path, WeightAxes(tuple(sorted(rows)), tuple(sorted(cols))))
 
+    def is_repeated(self) -> bool:
+        """Whether the array has an axis of several entries that is none of the weight."""
+        return any(n > 1 and not self._of_weight({i}) for i, n in enumerate(self.shape))
+
     def _of_weight(self, axes: set[int]) -> set[int]:
         """The axes of the weight of which some axes of the array are, or are a part."""
         return {k for k, leaf in enumerate(self.along) for i in axes if leaf.shape[i] > 1}
@@ -201,7 +205,8 @@ def _(v: _StandIn, *, primitive, **params) -> Any:
 @jaxrewrite.register(*primitives.BINARY, exchange="types")
 def _(x: _StandIn, y: ArrayLike, *, primitive, **params) -> Any:
     v, other = (x, y) if isinstance(x, _StandIn) else (y, x)
-    if jnp.ndim(other) and jnp.shape(other) != v.shape:
+    # A bias that has been repeated, for an array of its shape, makes no weight of the sum.
+    if jnp.ndim(other) and (jnp.shape(other) != v.shape or v.is_repeated()):
         return NotImplemented
     operands = (z.array if z is v else z for z in (x, y))
     return dataclasses.replace(v, array=primitive.bind(*operands, **params))
@@ -217,6 +222,7 @@ def _(x: _StandIn, y: ArrayLike, *, dimension_numbers, **params) -> Any:
     return NotImplemented
 
 
+@jaxrewrite.register("conv_general_dilated", types=(_StandIn, _StandIn))
 @jaxrewrite.register("conv_general_dilated")
 def _(x: ArrayLike, v: _StandIn, *, dimension_numbers, **params) -> Any:
     _, *summed = dimension_numbers.rhs_spec

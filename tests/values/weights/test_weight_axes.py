@@ -232,6 +232,38 @@ def test_reshaped_scaled_and_cast_weights_are_followed():
     assert axes == {"w": ((0, 1), (2,)), "v": ((1,), (0,))}
 
 
+def test_layers_behind_a_bias_are_found_and_the_bias_is_none():
+    """The bias has the shape of the whole batch where it is added, as Haiku and Keras have it."""
+
+    def convolve(x, w):
+        return jax.lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=NHC)
+
+    def model(p, x):
+        y = convolve(x, p["first"]) + jnp.broadcast_to(p["bias"], x.shape)
+        y = convolve(jnp.maximum(y, 0), p["second"]) + p["bias"]
+        return jnp.einsum("nhc,nhd->ncd", y, y) @ p["out"]
+
+    NHC = ("NHC", "HIO", "NHC")
+    params = {name: jnp.ones((3, 4, 4)) for name in ("first", "second")}
+    params |= {"bias": jnp.ones(4), "out": jnp.ones((4, 2))}
+    assert weight_axes(model, params, jnp.ones((2, 5, 4))) == {
+        "first": ((0, 1), (2,)),
+        "second": ((0, 1), (2,)),
+        "out": ((0,), (1,)),
+    }
+
+
+def test_a_convolution_of_what_a_scale_has_made_is_found():
+    """One example without a batch has the shape of its scale."""
+
+    def model(p, x):
+        x = x * p["scale"]
+        return jax.lax.conv_general_dilated(x[None], p["kernel"][:, :, None], (1,), "SAME")
+
+    params = {"scale": jnp.ones((4, 5)), "kernel": jnp.ones((2, 4))}
+    assert weight_axes(model, params, jnp.ones((4, 5)))["kernel"] == ((1,), (0,))
+
+
 def test_values_and_shapes_are_taken_for_weights():
     params = {
         "a": Quantised.quantise(jnp.ones((4, 2))),
