@@ -121,6 +121,15 @@ def any_of(facts: Sequence[Fact]) -> Fact:
     return functools.reduce(either, facts) if facts else UNKNOWN
 
 
+def branch_of(index: Fact, count: int) -> int | None:
+    """The branch of so many that an index chooses; ``None`` if it is not known."""
+    if not index.is_number:
+        return None
+    number = int(index.number)
+    # XLA takes the last branch where the index is none of a branch.
+    return number if 0 <= number < count else count - 1
+
+
 class Written:
     """The facts about the variables of a jaxpr under construction, of which ``eqns`` is the list.
 
@@ -251,6 +260,7 @@ def _uninitialised(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{"abs": np.abs, "neg": np.negative, "sqrt": np.sqrt, "square": np.square},
     **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide},
+    "clamp": lambda least, x, most: np.minimum(np.maximum(x, least), most),
 }
 
 
@@ -293,7 +303,7 @@ def _converted(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
     return [fact if is_known else UNKNOWN]
 
 
-@transfer("add", "sub")
+@transfer("add", "clamp", "sub")
 def _sum(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
     return [_computed(eqn, facts)]
 
@@ -357,7 +367,11 @@ for _name, _param in {
 
 @transfer("cond")
 def _branches(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
-    results = [results_of(branch, facts[1:]) for branch in eqn.params["branches"]]
+    branches = eqn.params["branches"]
+    chosen = branch_of(facts[0], len(branches))
+    if chosen is not None:
+        return results_of(branches[chosen], facts[1:])
+    results = [results_of(branch, facts[1:]) for branch in branches]
     return list(map(any_of, zip(*results, strict=True)))
 
 

@@ -86,6 +86,16 @@ def rewrite_jaxpr(
     return rewritten
 
 
+def inlined(site: Site, jaxpr: AnyJaxpr, operands: Sequence[Operand]) -> Sequence[Operand]:
+    """Rewrite a jaxpr in an equation, and add its equations in place of this one."""
+    rewritten = rewrite_jaxpr(site, jaxpr, operands)
+    leaves = [*site.take_over(rewritten), *tree_leaves(operands)]
+    results: list[Operand] = tree_unflatten(
+        rewritten.out_tree, site.inline(rewritten.jaxpr, leaves)
+    )
+    return results
+
+
 def _bytes(number: Any) -> bytes:
     return np.asarray(number.val, number.aval.dtype).tobytes()
 

@@ -209,7 +209,7 @@ class OperandsHook(Protocol):
         tuple
             The equation and the operands themselves, if it knows of none that are better.
         """
-        ...
+        return eqn, operands
 
     def results(
         self,

@@ -7,10 +7,8 @@ rule for ``composite`` comes first.
 
 from __future__ import annotations
 
-from jax.tree_util import tree_leaves, tree_unflatten
-
 from .. import _compat
-from .._core.bodies import rewrite_jaxpr
+from .._core.bodies import inlined
 from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
@@ -20,9 +18,7 @@ def composite_handler(site: Site, operands: list[Operand]) -> Results:
     if not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
     body = site.params[_compat.body_name(site.primitive)]
-    rewritten = rewrite_jaxpr(site, body, operands)
-    leaves = [*site.take_over(rewritten), *tree_leaves(operands)]
-    return tree_unflatten(rewritten.out_tree, site.inline(rewritten.jaxpr, leaves))
+    return inlined(site, body, operands)
 
 
 handlers["composite"] = composite_handler

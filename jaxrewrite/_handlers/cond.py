@@ -3,7 +3,8 @@
 A result has the join of its structures in all branches. A branch may leave a result
 uninitialised that another branch keeps for the backward pass. Or it raises an error, as
 `equinox.error_if` does. Nothing reads the result then, so it takes the structure that the
-others have. Zeros that a branch makes take it, too, if it has zeros.
+others have. Zeros that a branch makes take it, too, if it has zeros. If a number of the program
+chooses, the branch that it chooses takes the place of the equation.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._analyses.written import UNKNOWN, Kind, results_of
+from .._analyses.written import UNKNOWN, Kind, Written, branch_of, results_of
 from .._compat import AnyJaxpr, Var
-from .._core.bodies import rewrite_jaxpr
+from .._core.bodies import inlined, rewrite_jaxpr
 from .._core.builder import Rewritten
 from .._core.dense import Reason
 from .._core.rewrite import handlers
@@ -41,6 +42,10 @@ def cond_handler(site: Site, operands: list[Operand]) -> Results:
     operands = operands[1:]
 
     closed = site.params["branches"]
+    if has_values:
+        chosen = branch_of(site.builder.analysis(Written)(index), len(closed))
+        if chosen is not None:
+            return inlined(site, closed[chosen], operands)
     branches = [rewrite_jaxpr(site, branch, operands) for branch in closed]
     unread = [_unread(branch) for branch in closed]
     sources, joined = _joined(site, branches, unread, operands)

@@ -80,7 +80,7 @@ SCALAR_FUNCTIONS = [
         1
     ].sum(),
     lambda a: lax.cond(a[0] > 0, lambda a: -a, lambda a: a + 1.0, a).sum(),
-    lambda a: lax.switch(1, [jnp.cos, jnp.sin], -a).sum(),
+    lambda a: lax.switch(jnp.arange(2)[1], [jnp.cos, jnp.sin], -a).sum(),
     lambda a: jax.checkpoint(lambda a: jnp.sin(jnp.sin(-a)))(a).sum(),
     lambda a: wrong_slope(-a, X).sum(),
     lambda a: wrong_pullback(-a, X).sum(),

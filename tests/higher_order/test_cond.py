@@ -320,7 +320,7 @@ def test_a_branch_that_keeps_no_residual_beside_a_value_with_units():
     y = jnp.arange(4.0).reshape(2, 2)
 
     def gradient(v):
-        branch = lambda a: lax.cond(jnp.bool_(True), kept, lambda a: a, a)
+        branch = lambda a: lax.cond(jnp.arange(2)[1] > 0, kept, lambda a: a, a)
         return jax.grad(lambda a: (branch(a) * y).sum())(v)
 
     v = values.Unitful(values.Permutation(jnp.array([1, 0])), "")
@@ -345,4 +345,58 @@ def test_constants_of_rules_become_operands_of_all_branches():
     program = transform(lambda i, v: lax.switch(i, branches, v), rules=rules)
     sine, cosine = V.x + first, V.x * second + first
     for i, want in enumerate([sine, cosine, sine - cosine]):
-        np.testing.assert_allclose(program(i, V), want, rtol=1e-6)
+        np.testing.assert_allclose(program(jnp.int32(i), V), want, rtol=1e-6)
+
+
+def chosen_by(number):
+    """One branch that changes the structure, in a function that is called with the number."""
+    branches = [jnp.negative, lambda v: v + 1.0, lambda v: v * v]
+    inner = jax.jit(lambda i, v: lax.switch(i, branches, v))
+    outer = jax.jit(lambda i, v: inner(i, v))
+    return lambda v: outer(number, v)
+
+
+@pytest.mark.parametrize("number", [-1, 0, 1, 2, 5])
+def test_a_number_of_the_program_chooses_the_branch(number):
+    fn, length = chosen_by(number), values.Unitful(jnp.arange(3.0), "m")
+    got = jaxrewrite.materialise(transform(fn, materialise="allow")(V))
+    np.testing.assert_allclose(got, fn(V.materialise()), rtol=1e-6)
+    if number == 1:
+        with pytest.raises(values.UnitsError, match="add needs"):
+            transform(fn)(length)
+        return
+    got = transform(fn)(length)
+    assert got.units == values.Units("m" if number < 1 else "m^2")
+    np.testing.assert_array_equal(got.array, fn(length.array))
+    slope = jax.grad(lambda v: transform(fn)(v).array.sum())(length)
+    np.testing.assert_array_equal(
+        slope.array, jax.grad(lambda x: fn(x).sum())(length.array)
+    )
+    batch = jnp.stack([length.array, -length.array])
+    got = jax.vmap(transform(fn))(values.Unitful(batch, "m"))
+    np.testing.assert_array_equal(got.array, jax.vmap(fn)(batch))
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_a_flag_of_the_program_leaves_one_branch(flag):
+    fn = lambda v: lax.cond(flag, lambda v: -v, lambda v: v + 1.0, v)
+    jaxpr = jaxrewrite.make_jaxpr(fn, materialise="allow")(V).jaxpr
+    assert "cond" not in [eqn.primitive.name for eqn in jaxpr.eqns]
+    assert isinstance(transform(fn, materialise="allow")(V), Scaled) == flag
+
+
+def test_branches_that_an_array_chooses_stay():
+    """Also where the array is named by the same operand as a number of another call."""
+    inner = jax.jit(lambda i, v: lax.switch(i, [jnp.negative, lambda v: v + 1.0], v))
+    fn = lambda i, v: (inner(0, v), inner(i, v))
+    number, array = transform(fn, materialise="allow")(jnp.int32(1), V)
+    assert isinstance(number, Scaled)
+    np.testing.assert_array_equal(array, V.materialise() + 1.0)
+    turns = lambda v: lax.fori_loop(0, 3, lambda i, v: inner(i % 2, v), v)
+    got = transform(turns, materialise="allow")(V)
+    np.testing.assert_array_equal(jaxrewrite.materialise(got), turns(V.materialise()))
+
+
+def test_zeros_of_the_branch_that_a_number_chooses():
+    fn = lambda v: v + lax.cond(True, jnp.zeros_like, jnp.ones_like, jnp.ones(3))
+    assert transform(fn)(values.Unitful(jnp.ones(3), "m")).units == values.Units("m")
