@@ -608,6 +608,8 @@ def test_what_does_not_fit_a_file_of_vectors_is_refused(tmp_path):
         "base_model.vera_A": np.ones((2, 6), "f4"),
         "base_model.vera_B": np.ones((4, 2), "f4"),
     }
+    peft_files.write(tmp_path / "none", ones, peft_type="VERA", lora_alpha=None)
+    same(load_adapter(tmp_path / "none", p := params()), p)
     lone = {"base_model.model.first.vera_lambda_b": np.ones(4, "f4")}
     peft_files.write(tmp_path / "mine", {**ones, **lone}, peft_type="VERA", mine=True)
     with pytest.raises(ValueError, match=r"mine/adapter_config\.json"):

@@ -113,6 +113,14 @@ def test_traced_and_sharded_arrays():
         same(back, tree)
 
 
+def test_what_is_on_one_device_is_converted_without_compiling(monkeypatch):
+    numbers = np.arange(16).reshape(4, 4)
+    floats = jnp.asarray(numbers, "float8_e5m2")
+    tree = {"codes": on_device(numbers, jnp.uint4), "floats": floats}
+    monkeypatch.delattr(jax, "jit")
+    same(from_storable(to_storable(tree), tree), tree)
+
+
 def test_nested_arrays_are_found_by_their_paths():
     """As libraries return them that know of dictionaries alone."""
     tree = {"a": [nf4(4, 2)], "n": 3}

@@ -83,6 +83,15 @@ def test_values_with_some_leaves_batched():
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+def test_a_batch_of_values_with_fields_that_are_values():
+    fn, _ = marked()
+    elements = [jaxrewrite.values.Lora(make("scaled", i), X, X) for i in range(2)]
+    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), *elements)
+    got = jax.vmap(lambda v: allow(fn)(X, v))(both)
+    want = 7 * jnp.stack([X @ (v.w.materialise() + v.a @ v.b) for v in elements])
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
 def test_results_of_custom_vmap_are_arrays():
     fn = custom_vmap(lambda v: v)
     fn.def_vmap(lambda n, batched, v: (v, batched[0]))

@@ -473,6 +473,21 @@ def test_where_nothing_may_be_dense_it_is_an_error_to_differentiate(name, rule, 
         wrap(jax.grad(number))(leaves)
 
 
+def test_a_rule_is_told_which_operands_have_no_tangent():
+    """It would move entries if the mask had one, which a mask never has."""
+    masked = jax.custom_vjp(lambda x, mask: x * mask)
+
+    def fwd(x, mask):
+        return x.value * mask.value, (mask.value, mask.perturbed)
+
+    def bwd(saved, ct):
+        mask, is_mask_perturbed = saved
+        return mask * (ct[::-1] if is_mask_perturbed else ct), None
+
+    masked.defvjp(fwd, bwd, symbolic_zeros=True)
+    assert stays(lambda w, _: masked(w, MASK), make("diagonal"))
+
+
 def test_a_warning_says_why_a_result_is_dense():
     with pytest.warns(jaxrewrite.MaterialisationWarning, match="acts entry by entry"):
         transform(lambda w: RULES["vjp clipped by norm"](w, X))(make("diagonal"))

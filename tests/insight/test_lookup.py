@@ -93,6 +93,24 @@ def test_rules_are_listed_before_those_that_they_beat():
     assert found == [("Mass", "Mass"), ("Mass", "any")]
 
 
+def test_rules_of_two_types_are_listed_for_each():
+    table = jaxrewrite.Rules()
+
+    @table.register("div")
+    def of_a_pair(a: Mass, b: Diagonal, **params):
+        return NotImplemented
+
+    found = []
+
+    def program(x):
+        listed = [rules("div", cls) for cls in (Mass, Diagonal, Lora)]
+        found.extend([r.types for r in of if r.rule.file == __file__] for of in listed)
+        return x
+
+    jaxrewrite.transform(program, rules=table)(jnp.ones(2))
+    assert found == [[("Mass", "Diagonal")]] * 2 + [[]]
+
+
 def test_patterns_are_listed_in_the_order_in_which_they_are_tried():
     table = jaxrewrite.Rules()
     for precedence in (0, 2, 1):

@@ -497,6 +497,35 @@ def test_a_slice_of_whole_blocks_has_a_scale_for_each():
     assert every_second.scale.shape == (2, 3)
 
 
+class Tiles(ArrayValue):
+    """Blocks that are square, and as deep as is said apart; their sizes are metadata."""
+
+    codes: Array
+    scale: Array
+    width: int = jaxrewrite.field(static=True)
+    depth: int = jaxrewrite.field(static=True)
+    axes = {"codes": "... i j k", "scale": "... i/width j/width k/depth"}
+
+    def materialise(self):
+        return self.codes * repeated(self.scale, self.codes.shape)
+
+
+@pytest.mark.parametrize(
+    "part, width",
+    [
+        (lambda v: v[:4, 4:], 4),
+        (lambda v: v[2:6, 2:6], 2),
+        (lambda v: v[:, 2:6], None),
+        (lambda v: v[2:6], None),
+    ],
+)
+def test_blocks_of_one_width_have_it_along_each_axis(part, width):
+    v = Tiles(numbers((8, 8, 2)), numbers((2, 2, 1)), 4, 2)
+    got = jaxrewrite.transform(part, materialise="allow")(v)
+    assert getattr(got, "width", None) == width if width else isinstance(got, jax.Array)
+    testing.assert_same(jaxrewrite.materialise(got), part(v.materialise()))
+
+
 def test_a_window_may_begin_within_a_block_or_reach_beyond_the_end():
     window = lambda v, start: lax.dynamic_slice_in_dim(v, start, 2)
     implicit = jaxrewrite.transform(window, materialise="forbid")

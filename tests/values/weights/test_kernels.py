@@ -205,6 +205,22 @@ def test_a_kernel_that_does_not_work_is_no_error(anywhere, monkeypatch, broken, 
     np.testing.assert_allclose(got, wide(x) @ wide(v), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("kind, parts", [(NF4, 2), (Quantised, 2), (Quantised, 1)])
+def test_a_kernel_is_tried_on_a_product_that_it_fits(
+    anywhere, monkeypatch, kind, parts, is_transposed
+):
+    plans = []
+
+    def dense(v, x, terms, plan):
+        plans.append((plan.is_transposed, plan.parts))
+        return x @ (v.materialise().T if is_transposed else v.materialise())
+
+    monkeypatch.setattr(kernels, "product", dense)
+    assert kernels._works(kind, True, is_transposed, parts, jnp.dtype("float32"))
+    assert plans == [(is_transposed, parts)]
+
+
 def test_programs_for_a_cpu_are_as_they_were():
     v, x = jax.eval_shape(NF4.quantise, jnp.zeros((2048, 2048))), jnp.zeros((1, 2048))
     texts = [

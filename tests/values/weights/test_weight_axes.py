@@ -276,9 +276,11 @@ def test_values_and_shapes_are_taken_for_weights():
 
 def test_the_first_of_different_products_decides_and_products_before_lookups():
     def model(w, x):
-        return (x @ w["both"]) @ w["both"].T + w["table"][2] @ w["table"].T
+        products = (x @ w["both"]) @ w["both"].T + w["table"][2] @ w["table"].T
+        return products + w["numbers"][jnp.argmax(x)]
 
     w = {"both": jnp.ones((4, 2)), "table": jnp.ones((4, 3)), "unused": jnp.ones((4, 3))}
+    w["numbers"] = jnp.ones(5)
     assert weight_axes(model, w, jnp.ones(4)) == {
         "both": ((0,), (1,)),
         "table": ((1,), (0,)),
