@@ -152,14 +152,18 @@ OTHERS = {
     "metadata": (weights(replace(V, activations="dynamic")), "activations='dynamic'"),
     "too few": ({"w": V}, "b is not in `like`"),
     "too many": ({**weights(V), "c": 1.0}, "c is missing there"),
+    "all": ({"c": 1.0}, "c is missing there"),
+    "more than are named": ({"c": 1.0, "d": 1.0}, "c is missing there"),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_structures_are_refused(name):
     like, told = OTHERS[name]
-    with pytest.raises(ValueError, match=f"from_storable: what was stored differs.*{told}"):
+    refused = f"from_storable: what was stored differs.*{told}"
+    with pytest.raises(ValueError, match=refused) as error:
         from_storable(to_storable(weights(V)), like)
+    assert str(error.value).endswith("; ...") == (name == "more than are named")
 
 
 def test_formats_that_differ_in_metadata_alone_are_refused():

@@ -387,13 +387,16 @@ def test_choices():
 
 
 def test_forms_of_dtypes_and_of_batches():
-    """What is batched has other primitives, and so has a mask that is not boolean."""
+    """What is batched has other primitives, and so has a mask that is not boolean.
+
+    That a function has a primitive for all dtypes as well says nothing of those.
+    """
 
     def before(x, new, i, mask):
-        return jnp.where(mask, lax.dynamic_update_index_in_dim(x, new, i, 0), x)
+        return jnp.exp(jnp.where(mask, lax.dynamic_update_index_in_dim(x, new, i, 0), x))
 
     def after(x: Float[Array, "n m"], new: Float[Array, "m"], i, mask):
-        return jnp.where(mask, x.at[i].set(new, mode="clip"), x)
+        return jnp.exp(jnp.where(mask, x.at[i].set(new, mode="clip"), x))
 
     i, on = jnp.arange(3), jnp.arange(3) > 0
     stack = jnp.stack([X, X + 1, X + 2])

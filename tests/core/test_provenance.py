@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
+from jaxtyping import ArrayLike
 
 import jaxrewrite
 from jaxrewrite import transform
@@ -205,6 +206,19 @@ def test_references():
 
     transform(write, materialise="allow")(V, outside)
     np.testing.assert_allclose(outside[...], V.materialise())
+
+
+def test_a_rule_for_arrays_may_write_into_one_of_its_own():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("tanh")
+    def _(x: ArrayLike, **params):
+        ref = jax.new_ref(x)
+        ref[...] += 1
+        return ref[...]
+
+    x = jnp.arange(3.0)
+    np.testing.assert_array_equal(transform(jnp.tanh, rules=rules)(x), x + 1)
 
 
 def test_metadata_context_survives():

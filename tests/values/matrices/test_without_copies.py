@@ -121,6 +121,26 @@ def _holds_lower(name):
     return name in ("lower", "symmetric", "upper, flipped")
 
 
+@pytest.mark.parametrize(
+    "rows, columns, want",
+    [
+        (128, 1, None),  # It is as fast to make zeros of the other entries.
+        (1024, 8, True),
+        (1024, 32, False),
+        (8192, 32, True),
+        (8192, 128, False),
+        (8192, 0, None),
+    ],
+)
+def test_loops_are_for_few_columns_and_more_of_a_large_array(
+    rows, columns, want, monkeypatch
+):
+    monkeypatch.undo()
+    monkeypatch.setattr(triangle, "may_be_split", lambda: False)
+    a, x = (jax.ShapeDtypeStruct((rows, n), "float32") for n in (rows, columns))
+    assert triangle._is_looped(a, x, triangle._FEW, triangle._ROWS) is want
+
+
 def test_solvers_and_transposes_take_it_as_linear(bulk):
     a, x = normal(N, N) / 9 + 3 * np.eye(N), normal(N, 2, seed=1)
     v = Triangular(f32(np.where(np.tri(N, dtype=bool), a, np.nan)))

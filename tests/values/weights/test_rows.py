@@ -143,14 +143,17 @@ def test_a_batch_of_weights(in_rows):
     same(got, np.stack([np.asarray(x, "f8") @ np.asarray(v.materialise(), "f8")] * 2))
 
 
-def test_what_rounding_takes_from_each_step_is_added_at_last(in_rows, monkeypatch):
-    """The first step gives 2**24, to which a float32 cannot add the 1 of another step."""
+# A float32 cannot hold these sums of some steps, and it holds those of all.
+@pytest.mark.parametrize(
+    "steps", [[2.0**24, 1, 1, 1, 1], [3, 2.0**25, -(2.0**25)]], ids=["added to", "added"]
+)
+def test_what_rounding_takes_from_each_step_is_added_at_last(steps, in_rows, monkeypatch):
     monkeypatch.setattr(rows, "_MOST_ROWS", 2)
     # With its last row, each column has the scale 1.
     v = Quantised.quantise(jnp.ones((12, 4)).at[-1].set(127), axis=1)
-    x = jnp.zeros(12).at[:10:2].set([2.0**24, 1, 1, 1, 1])
+    x = jnp.zeros(12).at[: 2 * len(steps) : 2].set(jnp.array(steps))
     assert is_in_rows(v, x)
-    np.testing.assert_array_equal(forbid(lambda x, v: x @ v)(x, v), 2.0**24 + 4)
+    np.testing.assert_array_equal(forbid(lambda x, v: x @ v)(x, v), sum(steps))
 
 
 @pytest.mark.slow
