@@ -23,6 +23,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
+from jax.extend.core import jaxprs_in_params
 from jax.ref import AbstractRef
 
 from .. import _compat
@@ -230,9 +231,12 @@ class Rewriter(Builder):
 
     def is_open(self, site: Site) -> bool:
         """Whether rules for dense operands, or passes, may see inside of an equation."""
-        dense, primitive = self.rewriting.dense_primitives, site.primitive
-        is_called = primitive.name in handlers and bool(dense or self.rewriting.passes)
-        return not site.is_in_rule and (primitive in dense or is_called)
+        dense = self.rewriting.dense_primitives
+        if site.is_in_rule or not (dense or self.rewriting.passes):
+            return False
+        if site.primitive.name not in handlers:
+            return site.primitive in dense
+        return bool(self.rewriting.passes) or _may_have(site.eqn, dense)
 
     def _is_known_unchanged(self, eqn: JaxprEqn, operands: Sequence[Operand]) -> bool:
         """Whether a call on arrays is known to stay as it is."""
@@ -390,6 +394,23 @@ def _read(env: Mapping[Any, Any], atom: Operand) -> Any:
 
 def _fresh(var: Var) -> Var:
     return DropVar(var.aval) if type(var) is DropVar else Var(var.aval)
+
+
+# Rules of these are functions, and no jaxpr tells what they will do.
+_WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vmap_call"})
+
+
+def _may_have(eqn: JaxprEqn, primitives: Set[Primitive]) -> bool:
+    """Whether an equation, one in its bodies, or one of its rules may be of some primitives."""
+    return (
+        eqn.primitive in primitives
+        or eqn.primitive.name in _WITH_RULES
+        or any(
+            _may_have(inner, primitives)
+            for body in jaxprs_in_params(eqn.params)
+            for inner in body.eqns
+        )
+    )
 
 
 def owner_of_default(

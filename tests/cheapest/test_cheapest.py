@@ -306,9 +306,9 @@ def test_what_one_program_made_dense_costs_another_one_as_much_as_before():
 # --- derivatives ------------------------------------------------------------------------------
 
 
-def dots_of_gradient(policy, rank, base=None, program=jnp.matmul):
+def dots_of_gradient(policy, rank, base=None, program=jnp.matmul, rules=None):
     w, x = lora(rank=rank, w=base), random(0, 2048, 256)
-    implicit = transform(program, materialise=policy)
+    implicit = transform(program, materialise=policy, rules=rules)
     loss = lambda w: jnp.sin(jax.tree.leaves(implicit(x, w))[0]).sum()
     jaxpr = jax.make_jaxpr(jax.grad(lambda ab: loss(Lora(w.w, *ab))))((w.a, w.b))
     found = (e for e in equations(jaxpr) if e.primitive.name == "dot_general")
@@ -322,19 +322,38 @@ def test_the_gradient_has_a_choice_of_its_own():
     assert len(dots_of_gradient("cheapest", 256)) > 1
 
 
+@jax.jit
+def layer(x, w, depth):
+    return jnp.tanh(x @ w), depth + 1
+
+
+def layers(x, w):
+    y, depth = layer(x, w, 0)
+    return layer(y, w, depth)
+
+
 def test_integers_beside_floats_leave_the_gradient_its_choice():
     base = Quantised.quantise(random(0, 256, 256))
     assert len(dots_of_gradient("cheapest", 8, base)) == 1
-
-    @jax.jit
-    def layer(x, w, depth):
-        return jnp.tanh(x @ w), depth + 1
-
-    def layers(x, w):
-        y, depth = layer(x, w, 0)
-        return layer(y, w, depth)
-
     assert len(dots_of_gradient("cheapest", 8, program=layers)) == 1
+
+
+def test_rules_for_arrays_of_other_programs_leave_the_gradient_its_choice():
+    rules, seen = jaxrewrite.Rules(), []
+
+    @rules.register("cbrt")
+    def _(x: ArrayLike, **params):
+        return x
+
+    assert len(dots_of_gradient("cheapest", 8, program=layers, rules=rules)) == 1
+
+    @rules.register("tanh")
+    def _(x: ArrayLike, **params):
+        seen.append(x.shape)
+        return x
+
+    dots_of_gradient("cheapest", 8, program=layers, rules=rules)
+    assert seen
 
 
 def test_each_operand_has_a_gradient_of_its_own_choice():
