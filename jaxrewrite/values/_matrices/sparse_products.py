@@ -88,7 +88,7 @@ def _as_compressed(shape: Sequence[int], data: Any, indices: Any, x: Any) -> Any
 
 def is_vector(x: Any) -> bool:
     """Whether an array has one column along its first axis."""
-    return x.ndim > 0 and math.prod(x.shape[1:]) == 1
+    return math.prod(x.shape[1:]) == 1
 
 
 def transposed_product(matrix: BCSR, x: Any) -> Any:
