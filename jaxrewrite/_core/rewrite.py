@@ -396,15 +396,17 @@ def _fresh(var: Var) -> Var:
     return DropVar(var.aval) if type(var) is DropVar else Var(var.aval)
 
 
-# Rules of these are functions, and no jaxpr tells what they will do.
-_WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vmap_call"})
+# Their rules, or what they expand to, are functions: no jaxpr tells what these will do.
+_WITH_FUNCTIONS = frozenset(
+    {"call_hi_primitive", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call"}
+)
 
 
 def _may_have(eqn: JaxprEqn, primitives: Set[Primitive]) -> bool:
     """Whether an equation, one in its bodies, or one of its rules may be of some primitives."""
     return (
         eqn.primitive in primitives
-        or eqn.primitive.name in _WITH_RULES
+        or eqn.primitive.name in _WITH_FUNCTIONS
         or any(
             _may_have(inner, primitives)
             for body in jaxprs_in_params(eqn.params)
