@@ -188,9 +188,21 @@ def _prepare(cls: Any) -> None:
             raise TypeError(f"{cls.__name__} has to define {name}().")
         if _is_ours(cls) and not _is_registered(cls):
             _make_dataclass(cls)
+            _check_names(cls)
             _register(cls)
         cls._jaxrewrite_ready = True
         hooks.class_defined(cls)
+
+
+def _check_names(cls: type) -> None:
+    """Raise `TypeError` if a property of a base class is in the place of a field."""
+    for name in _field_names(cls):
+        owner = next((base for base in cls.__mro__ if name in base.__dict__), None)
+        if owner not in (None, cls) and isinstance(owner.__dict__[name], property):
+            raise TypeError(
+                f"{cls.__name__}.{name} is a field, but {owner.__name__}.{name} is a property, "
+                "which would be read in its place. Give the field another name."
+            )
 
 
 def _is_registered(cls: type) -> bool:

@@ -174,6 +174,38 @@ def test_checks_run_for_users_only():
     jax.vmap(lambda v: v)(Checked(jnp.ones((2, 3)), jnp.ones((2, 3))))
 
 
+@pytest.mark.parametrize("has_init", [False, True])
+def test_a_field_with_the_name_of_an_inherited_property_is_an_error(has_init):
+    class Sized(jaxrewrite.ArrayValue):
+        x: jax.Array
+        size: int = jaxrewrite.field(static=True)
+
+        if has_init:
+
+            def __init__(self, x, size):
+                self.__dict__.update(x=x, size=size)
+
+        def materialise(self):
+            return self.x
+
+    for _ in range(2):
+        with pytest.raises(
+            TypeError, match="Sized.size is a field, but ArrayValue.size is"
+        ):
+            Sized(jnp.ones(3), 2)
+
+
+def test_a_field_with_a_default_replaces_an_inherited_property():
+    class Sized(jaxrewrite.ArrayValue):
+        x: jax.Array
+        size: int = 3
+
+        def materialise(self):
+            return self.x
+
+    assert Sized(jnp.ones(2)).size == 3
+
+
 def test_own_init_sets_each_field_once():
     value = OwnInit(3)
     with pytest.raises(dataclasses.FrozenInstanceError):
