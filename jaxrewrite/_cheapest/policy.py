@@ -11,14 +11,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex_core
 from jax.tree_util import tree_flatten, tree_leaves
 
 from .. import _compat
-from .._compat import Jaxpr, JaxprEqn, Literal, Var
+from .._compat import Jaxpr, JaxprEqn, Literal, Primitive, Var
 from .._core.avals import aval_of, avals_of, is_adopted, values_inside
 from .._core.builder import Rewritten
 from .._core.caches import WeakCaches
@@ -26,7 +26,7 @@ from .._core.dead_code import live_equations
 from .._core.dense import Reason, policy_on
 from .._core.errors import MaterialisationError
 from .._core.record import Choice
-from .._core.rewrite import Rewriter, Ways
+from .._core.rewrite import Rewriter, Ways, handlers
 from .._core.site import Site, annotations_in, is_never
 from .._core.traces import Rewriting
 from .._core.value import Operand, Results, Value, is_value
@@ -299,9 +299,35 @@ def _by_cheaper_dense_operands(site: Site, operands: Sequence[Operand]) -> Resul
         site.vary(site.materialise(x, CHEAPER), atom.aval)
         for x, atom in zip(operands, site.eqn.invars, strict=True)
     ]
-    if site.builder.is_open(site):
+    if _is_open(site):
         return Rewriter.apply(site.builder, site, dense)
     return emit_dense(site, operands, dense)
+
+
+def _is_open(site: Site) -> bool:
+    """Whether rules for dense operands, or passes, may see inside of an equation."""
+    rewriting = site.builder.rewriting
+    for_arrays = rewriting.dense_primitives
+    if site.is_in_rule or not (for_arrays or rewriting.passes):
+        return False
+    if site.primitive.name not in handlers:
+        return site.primitive in for_arrays
+    return bool(rewriting.passes) or _may_have(site.eqn, for_arrays)
+
+
+# Their rules, or what they expand to, are functions: no jaxpr tells what these will do.
+_WITH_FUNCTIONS = frozenset(
+    {"call_hi_primitive", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call"}
+)
+
+
+def _may_have(eqn: JaxprEqn, primitives: Set[Primitive]) -> bool:
+    """Whether an equation, one in its bodies, or one of its rules may be of some primitives."""
+    return (
+        eqn.primitive in primitives
+        or eqn.primitive.name in _WITH_FUNCTIONS
+        or any(_may_have(inner, primitives) for body in _bodies(eqn) for inner in body.eqns)
+    )
 
 
 _DENSE: Ways = (("dense", _by_cheaper_dense_operands),)

@@ -23,7 +23,6 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
-from jax.extend.core import jaxprs_in_params
 from jax.ref import AbstractRef
 
 from .. import _compat
@@ -229,15 +228,6 @@ class Rewriter(Builder):
         primitives = set(map(operator.attrgetter("primitive"), jaxpr.eqns))
         return {p for p in primitives if p in dense or p.name in handlers}
 
-    def is_open(self, site: Site) -> bool:
-        """Whether rules for dense operands, or passes, may see inside of an equation."""
-        dense = self.rewriting.dense_primitives
-        if site.is_in_rule or not (dense or self.rewriting.passes):
-            return False
-        if site.primitive.name not in handlers:
-            return site.primitive in dense
-        return bool(self.rewriting.passes) or _may_have(site.eqn, dense)
-
     def _is_known_unchanged(self, eqn: JaxprEqn, operands: Sequence[Operand]) -> bool:
         """Whether a call on arrays is known to stay as it is."""
         rewriting, body = self.rewriting, eqn.params.get("jaxpr")
@@ -394,25 +384,6 @@ def _read(env: Mapping[Any, Any], atom: Operand) -> Any:
 
 def _fresh(var: Var) -> Var:
     return DropVar(var.aval) if type(var) is DropVar else Var(var.aval)
-
-
-# Their rules, or what they expand to, are functions: no jaxpr tells what these will do.
-_WITH_FUNCTIONS = frozenset(
-    {"call_hi_primitive", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call"}
-)
-
-
-def _may_have(eqn: JaxprEqn, primitives: Set[Primitive]) -> bool:
-    """Whether an equation, one in its bodies, or one of its rules may be of some primitives."""
-    return (
-        eqn.primitive in primitives
-        or eqn.primitive.name in _WITH_FUNCTIONS
-        or any(
-            _may_have(inner, primitives)
-            for body in jaxprs_in_params(eqn.params)
-            for inner in body.eqns
-        )
-    )
 
 
 def owner_of_default(

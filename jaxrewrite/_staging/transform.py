@@ -287,6 +287,9 @@ def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> ArrayOrValue:
 def _in_steps(value: Value) -> ArrayOrValue:
     leaves, treedef = rule_children(value)
     if not any(map(is_value, leaves)):
+        if any(map(_is_python_number, leaves)):
+            arrays = [jax.numpy.asarray(x) if _is_python_number(x) else x for x in leaves]
+            value = tree_unflatten(treedef, arrays)
         return materialised(value)
     materialise = _materialiser(treedef)
     try:
@@ -296,6 +299,11 @@ def _in_steps(value: Value) -> ArrayOrValue:
             raise
     # Each of the values has numbers to look at.
     return materialise(*[dense(x) if is_value(x) else x for x in leaves])
+
+
+def _is_python_number(leaf: object) -> bool:
+    """Whether a leaf has no shape, and none of an array's methods, outside of a trace."""
+    return isinstance(leaf, (bool, int, float, complex)) and not hasattr(leaf, "shape")
 
 
 @functools.lru_cache(256)

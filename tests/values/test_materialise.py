@@ -58,6 +58,23 @@ def test_a_fake_quantised_array_is_the_quantised_one(dtype):
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
 
 
+class Filled(jaxrewrite.ArrayValue):
+    number: jax.Array
+
+    def materialise(self):
+        return jnp.broadcast_to(self.number.reshape(1), (2,))
+
+
+@pytest.mark.parametrize("number", [2, 2.5, 1j, True])
+def test_a_number_of_python_is_an_array_to_materialise(number):
+    for value in (Filled(number), values.ScalarMatrix(number, 1)):
+        got = jaxrewrite.materialise(value)
+        assert (got.shape, got.dtype) == (value.shape, value.dtype)
+        np.testing.assert_array_equal(got, jnp.full(value.shape, number))
+        around = values.Tagged(value, "tag")
+        np.testing.assert_array_equal(jaxrewrite.materialise(around), got)
+
+
 def test_a_type_of_the_user_may_look_at_its_numbers():
     class Signed(jaxrewrite.ArrayValue):
         x: jax.Array
