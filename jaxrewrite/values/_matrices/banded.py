@@ -234,6 +234,9 @@ class Banded(_Bands):
         rows = _sheared(self.bands)[..., u : u + n]
         return Banded(rows[..., ::-1, :], lower=u, upper=self.lower)
 
+    def reversed(self) -> Any:
+        return Banded(self.bands[..., ::-1, ::-1], lower=self.upper, upper=self.lower)
+
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
         bands = fn(self._inside(), *(v._inside() for v in others))
         return Banded(bands, self.lower, self.upper)
@@ -420,6 +423,10 @@ class Tridiagonal(_Bands):
 
     def transposed(self) -> Any:
         return Tridiagonal(self.upper, self.main, self.lower)
+
+    def reversed(self) -> Any:
+        upper, main, lower = (x[..., ::-1] for x in (self.upper, self.main, self.lower))
+        return Tridiagonal(upper, main, lower)
 
     def pick(self, dense: Any) -> Any:
         return Tridiagonal(*_three(_bands_of(dense, 1, 1, "Tridiagonal")))

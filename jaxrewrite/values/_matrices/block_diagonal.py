@@ -132,6 +132,9 @@ class BlockDiagonal(Matrix):
     def transposed(self) -> Any:
         return BlockDiagonal(jnp.swapaxes(self.blocks, -2, -1))
 
+    def reversed(self) -> Any:
+        return BlockDiagonal(self.blocks[..., ::-1, ::-1, ::-1])
+
     def scaled_rows(self, factors: Any) -> Any:
         return BlockDiagonal(self.blocks * factors.reshape(*self.blocks.shape[:-1], 1))
 

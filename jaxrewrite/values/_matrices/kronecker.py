@@ -130,6 +130,9 @@ class Kronecker(Matrix):
     def transposed(self) -> Any:
         return self.map_factors(swapped)
 
+    def reversed(self) -> Any:
+        return self.map_factors(transform(lambda x: x[..., ::-1, ::-1]))
+
     def times_number(self, factor: Any) -> Any:
         first, *rest = self.factors
         return Kronecker(transform(jnp.multiply)(first, factor), *rest)

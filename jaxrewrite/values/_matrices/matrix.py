@@ -106,6 +106,13 @@ class Matrix(LinearAlgebra, Structured):
         """The matrix with its last two axes exchanged."""
         raise NotImplementedError(f"{type(self).__name__}.transposed")
 
+    def reversed(self) -> Matrix | Any:
+        """The matrix with its rows and its columns in the opposite order, as a matrix.
+
+        NotImplemented makes it dense.
+        """
+        return NotImplemented
+
     # --- products and sums in closed form; NotImplemented makes them lazy or dense -----------
 
     def times_number(self, factor: Shaped[Array, ""]) -> Matrix | Any:

@@ -44,6 +44,9 @@ class OnDiagonal(Matrix):
     def transposed(self) -> Any:
         return self
 
+    def reversed(self) -> Any:
+        return self
+
     def pick(self, dense: Any) -> Any:
         return Diagonal(jnp.diagonal(dense, axis1=-2, axis2=-1))
 
@@ -107,6 +110,9 @@ class Diagonal(OnDiagonal):
 
     def materialise(self) -> Any:
         return zero_unless(jnp.eye(self.d.shape[-1], dtype=bool), self.d[..., None, :])
+
+    def reversed(self) -> Any:
+        return Diagonal(self.d[..., ::-1])
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return on_axis(self.d, self.d.ndim - 1, x.ndim, axis) * x
@@ -562,6 +568,10 @@ class Permutation(Matrix):
 
     def transposed(self) -> Any:
         return Permutation(_inverse(self.order), self.of_dtype)
+
+    def reversed(self) -> Any:
+        last = self.order.shape[-1] - 1
+        return Permutation(last - self.order[..., ::-1], self.of_dtype)
 
     def cast(self, dtype: Any) -> Any:
         return Permutation(self.order, dtype)

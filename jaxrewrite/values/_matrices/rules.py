@@ -356,6 +356,12 @@ def _(v: Matrix, *, permutation: Sequence[int]) -> Any:
     return v if batch == sorted(batch) else bind("transpose", v, permutation=(*batch, m, n))
 
 
+@register("rev")
+def _(v: Matrix, *, dimensions: Any) -> Any:
+    batch = len(v.batch)
+    return v.reversed() if {*dimensions} == {batch, batch + 1} else NotImplemented
+
+
 @register("squeeze")
 def _(v: Matrix, *, dimensions: Any) -> Any:
     """A matrix of one row or column becomes a vector."""

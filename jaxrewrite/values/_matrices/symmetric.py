@@ -122,6 +122,10 @@ class Symmetric(Matrix):
     def transposed(self) -> Any:
         return self
 
+    def reversed(self) -> Any:
+        # What was the lower triangle is above the diagonal.
+        return Symmetric(jnp.swapaxes(self.x[..., ::-1, ::-1], -1, -2))
+
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
         # Without the mirror, the unused upper triangle might give NaN.
         return Symmetric(fn(*(v.materialise() for v in (self, *others))))

@@ -169,6 +169,10 @@ class Toeplitz(Matrix):
     def transposed(self) -> Any:
         return Toeplitz(self.first_row(), self.column)
 
+    def reversed(self) -> Any:
+        n, m = self.shape[-2:]
+        return self.transposed() if n == m else NotImplemented
+
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
         # The first entry of ``row`` is not in the array. The function must not see it,
         # because the result or derivative there may be NaN.
@@ -301,6 +305,9 @@ class Circulant(Matrix):
 
     def transposed(self) -> Any:
         return Circulant(self.first_row())
+
+    def reversed(self) -> Any:
+        return self.transposed()
 
     def as_toeplitz(self) -> Toeplitz:
         return Toeplitz(self.column, self.first_row())

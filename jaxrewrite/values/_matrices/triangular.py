@@ -139,6 +139,9 @@ class Triangular(Matrix):
     def transposed(self) -> Any:
         return Triangular(self.x, not self.lower, flipped=not self.flipped)
 
+    def reversed(self) -> Any:
+        return Triangular(self.x[..., ::-1, ::-1], not self.lower, flipped=self.flipped)
+
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
         held = (self, *others)
         if any(v.flipped != self.flipped for v in others):

@@ -457,3 +457,55 @@ def test_one_row_of_a_matrix_of_classes():
     v = values.OneHot(jnp.array([0, 2, 1]), 4)
     got = jaxrewrite.transform(lambda v: v.at[jnp.asarray(1)].get(mode="clip"))(v)
     np.testing.assert_array_equal(jaxrewrite.materialise(got), [0, 0, 1, 0])
+
+
+NOT_TURNED = ["OneHot", "Product", "Product of three", "Product of an array"]
+TURNED = {
+    **{name: make for name, make in MATRICES.items() if name not in NOT_TURNED},
+    "Triangular held transposed": lambda: values.Triangular(normal(N, N)).transposed(),
+    "stack": lambda: values.Tridiagonal(normal(2, 3), normal(2, 4), normal(2, 3, seed=1)),
+    "stack of bands": lambda: values.Banded(normal(2, 3, 4), lower=0, upper=2),
+    "stack of permutations": lambda: values.Permutation(jnp.array([[1, 2, 0], [0, 2, 1]])),
+}
+
+
+def test_rows_and_columns_in_the_opposite_order():
+    """The matrix of the same kind; with one axis alone reversed it has no structure."""
+    turn = lambda x: x[..., ::-1, ::-1]
+    for name, make in TURNED.items():
+        v = make()
+        got = jaxrewrite.transform(turn, materialise="forbid")(v)
+        assert type(got) is type(v), name
+        dense = turn(jaxrewrite.materialise(v))
+        np.testing.assert_allclose(jaxrewrite.materialise(got), dense, 1e-6, err_msg=name)
+        again = jaxrewrite.transform(turn)(got)
+        np.testing.assert_array_equal(
+            jaxrewrite.materialise(again), jaxrewrite.materialise(v), err_msg=name
+        )
+    one = jaxrewrite.transform(lambda x: x[::-1], materialise="allow")
+    v = MATRICES["Tridiagonal"]()
+    np.testing.assert_array_equal(one(v), jaxrewrite.materialise(v)[::-1])
+
+
+def test_a_rectangular_toeplitz_matrix_in_the_opposite_order_is_dense():
+    v = values.Toeplitz(normal(4), normal(7))
+    got = jaxrewrite.transform(lambda x: x[::-1, ::-1], materialise="allow")(v)
+    np.testing.assert_array_equal(got, jaxrewrite.materialise(v)[::-1, ::-1])
+
+
+def test_a_precision_matrix_keeps_its_structure_on_the_way_to_a_covariance_factor():
+    """As NumPyro computes it, for a ``MultivariateNormal`` by its precision."""
+
+    def factor(precision):
+        lower = jnp.linalg.cholesky(precision[..., ::-1, ::-1])
+        return jnp.swapaxes(lower[..., ::-1, ::-1], -2, -1)
+
+    side = jnp.full(N - 1, -0.4)
+    for v in (
+        values.Diagonal(jnp.arange(1.0, N)),
+        values.Tridiagonal(side, 1 + 0 * normal(N), side),
+    ):
+        got = jaxrewrite.transform(factor, materialise="forbid")(v)
+        np.testing.assert_allclose(
+            jaxrewrite.materialise(got), factor(jaxrewrite.materialise(v)), atol=1e-5
+        )
