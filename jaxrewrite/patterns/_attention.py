@@ -47,9 +47,13 @@ def _four_axes(x: Any, batch: tuple[int, ...]) -> Any:
     return x.reshape(math.prod(lead), *rest)
 
 
-def _nan_where_nothing_is_seen(out: Any, mask: Any) -> Any:
-    """What a softmax of nothing but -inf gives, and its derivative."""
-    blind = jnp.swapaxes(~jnp.any(mask, axis=-1), -1, -2)
+def _nan_where_nothing_is_seen(out: Any, mask: Any, bias: Any) -> Any:
+    """What a softmax of nothing but -inf gives, and its derivative.
+
+    A mask makes -inf of a logit, and so may a bias of the logits that the mask leaves.
+    """
+    seen = mask if bias is None else mask & (bias != -math.inf)
+    blind = jnp.swapaxes(~jnp.any(seen, axis=-1), -1, -2)
     return out * jnp.where(blind, jnp.nan, 1.0).astype(out.dtype)[..., None]
 
 
@@ -65,11 +69,14 @@ def _is_exact(q: Any, k: Any, v: Any, fill: float) -> bool:
 def _has_program(q: Any, k: Any) -> bool:
     """Whether each platform compiles the product of these queries and keys.
 
-    In bfloat16 the function of JAX asks for sums in float32. XLA for a CPU has no code for
-    that with JAX 0.10 where at most one axis of the product is longer than 1.
+    The function of JAX divides by the number of heads, which may be none. In bfloat16 it asks
+    for sums in float32. XLA for a CPU has no code for that with JAX 0.10 where at most one
+    axis of the product is longer than 1.
     """
+    if 0 in (q.size, k.size):
+        return False
     size = q.shape[-1]
-    vectors = sum(n == 1 for n in (q.size // max(size, 1), k.size // max(size, 1), size))
+    vectors = sum(n == 1 for n in (q.size // size, k.size // size, size))
     return q.dtype != jnp.bfloat16 or vectors < 2
 
 
@@ -142,7 +149,7 @@ class _Fused:
             mask = _four_axes(mask, batch)
         out = self._of_four_axes(q, k, v, bias, mask, scale)
         if mask is not None and fill == -math.inf:
-            out = _nan_where_nothing_is_seen(out, mask)
+            out = _nan_where_nothing_is_seen(out, mask, bias)
         return out.reshape(shape)
 
     def of_jax(self, q: Any, k: Any, v: Any, *logits: Any, **kwargs: Any) -> Any:

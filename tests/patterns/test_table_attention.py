@@ -393,6 +393,30 @@ def test_a_query_that_sees_nothing_is_nan_where_it_was():
     close(gradient(got), gradient(textbook), 1e-5)
 
 
+def test_a_mask_and_a_bias_hide_all_keys_together():
+    """A query that sees no key besides padding is NaN, and not the mean of what is hidden."""
+
+    def padded(q, k, v):
+        bias = jnp.where(CAUSAL, 0, -jnp.inf)
+        return jax.nn.softmax(jnp.where(visible, q @ k.T + bias, -jnp.inf)) @ v
+
+    q, visible = X[0], jnp.arange(6) > 0
+    few, answers = spied(rules, ["attention_biased_and_masked"])
+    got = jaxrewrite.transform(padded, rules=few)(q, q, q)
+    assert len(answers) == 1
+    assert np.isnan(got[0]).all()
+    close(got, padded(q, q, q), 1e-5)
+
+
+def test_attention_without_heads_stays():
+    def textbook_of(q):
+        return jax.nn.softmax(q @ jnp.swapaxes(q, -1, -2)) @ q
+
+    few, _ = spied(rules, ["attention"])
+    got = jaxrewrite.transform(textbook_of, rules=few)(jnp.ones((2, 0, 3, 4)))
+    assert got.shape == (2, 0, 3, 4)
+
+
 @pytest.mark.parametrize("sizes, taken", [((4, 6), "cudnn"), ((1, 6), None)])
 def test_cudnn_is_asked_for_what_it_takes(sizes, taken, monkeypatch):
     """It needs a GPU, so this looks at what it would get."""
