@@ -579,5 +579,5 @@ def test_zeros_stay_zeros_beside_a_value_with_a_key():
     v = Noisy(jnp.ones(3), jax.random.key(0))
     choose = lambda p, v: lax.cond(p, lambda: v, lambda: jnp.zeros(3))
     implicit = transform(choose, materialise="allow")
-    np.testing.assert_allclose(implicit(True, v), v.materialise(), rtol=1e-6)
-    np.testing.assert_array_equal(implicit(False, v), jnp.zeros(3))
+    np.testing.assert_allclose(implicit(jnp.array(True), v), v.materialise(), rtol=1e-6)
+    np.testing.assert_array_equal(implicit(jnp.array(False), v), jnp.zeros(3))

@@ -102,7 +102,7 @@ class Annotated(Carrying):
     >>> def program(p, x, y):
     ...     return jax.lax.map(lambda row: 2 * row, x), jax.lax.cond(p, lambda: x, lambda: y + 1)
     >>> x, y = From(jnp.ones((2, 2)), "file"), From(jnp.ones((2, 2)), "network")
-    >>> jaxrewrite.transform(program, materialise="forbid")(True, x, y)
+    >>> jaxrewrite.transform(program, materialise="forbid")(jnp.array(True), x, y)
     (From([[2. 2.]
            [2. 2.]], source='file', dtype=float32),
      From([[1. 1.]

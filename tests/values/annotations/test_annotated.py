@@ -89,7 +89,7 @@ def test_what_is_annotated_may_change_in_loops_and_branches(annotated):
     y = annotated(Diagonal(NUMBERS[0]), "m")
     tripled = jaxrewrite.transform(thrice, materialise="allow")(x)
     branches = lambda which, x, y: lax.cond(which, lambda: x, lambda: y)
-    chosen = jaxrewrite.transform(branches, materialise="allow")(True, x, y)
+    chosen = jaxrewrite.transform(branches, materialise="allow")(jnp.array(True), x, y)
     kron = np.kron(NUMBERS[:2, :2], NUMBERS[:2, 2:])
     for result, expected in (tripled, 3 * kron), (chosen, kron):
         assert type(result) is annotated

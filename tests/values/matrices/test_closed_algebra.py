@@ -171,8 +171,8 @@ def test_branches_with_an_identity_and_a_multiple(bulk):
 
     v, d = Identity(3, jnp.float64), Diagonal(jnp.arange(3.0))
     for i in range(3):
-        on_both(lambda v, d, i=i: fn(i, v, d), v, d)
-    two = forbid(lambda v: lax.cond(Y[0] > 0, lambda: v, lambda: 2 * v))(v)
+        on_both(fn, jnp.int32(i), v, d)
+    two = forbid(lambda p, v: lax.cond(p, lambda: v, lambda: 2 * v))(jnp.array(True), v)
     assert isinstance(two, ScalarMatrix)
 
 

@@ -473,9 +473,9 @@ def test_branches_of_different_granularity_join():
     w = normal(8, 16)
     v, u = Quantised.quantise(w, axis=1), Quantised.quantise(w, block=4)
     fn = forbid(lambda p, v, u: lax.cond(p, lambda: v, lambda: u))
-    assert fn(True, v, u).scale.shape == (2, 16)
-    assert_same(fn(True, v, u), v, 1e-5)
-    assert_same(fn(False, v, u), u, 1e-5)
+    assert fn(jnp.array(True), v, u).scale.shape == (2, 16)
+    assert_same(fn(jnp.array(True), v, u), v, 1e-5)
+    assert_same(fn(jnp.array(False), v, u), u, 1e-5)
 
 
 def forward(x, ws):
