@@ -17,6 +17,7 @@ from .._compat import Jaxpr, Literal, Var
 from .._core.hooks import OperandsHook, register_operands_hook
 from .._core.value import is_value
 from .adopting import is_inexact
+from .written import CALLS
 
 
 class Choosing(OperandsHook):
@@ -25,7 +26,7 @@ class Choosing(OperandsHook):
     primitives: Container[str] = ()
 
     def __init__(self, analysis: Any) -> None:
-        """It shows itself no equations, and so needs no analysis."""
+        """It is shown no equations, and so needs no analysis."""
 
     @classmethod
     def known(cls, jaxpr: Any, operands: Sequence[Any]) -> Mapping[int, Literal]:
@@ -56,8 +57,8 @@ def _chooses(jaxpr: Jaxpr, number: Var) -> bool:
             same.update(eqn.outvars)
         elif name == "cond" and at[0] == 0:
             return True
-        elif name == "jit":
-            inner, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
+        elif name in CALLS:
+            inner, consts = _compat.open_jaxpr(eqn.params[CALLS[name]])
             if any(_chooses(inner, inner.invars[len(consts) + i]) for i in at):
                 return True
     return False

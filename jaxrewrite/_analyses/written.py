@@ -358,10 +358,12 @@ def _call_of(param: str) -> Transfer:
     return lambda eqn, facts: results_of(eqn.params[param], facts)
 
 
-for _name, _param in {
+# The primitives that call one jaxpr on their operands, and the parameter that holds it.
+CALLS = {
     **{"jit": "jaxpr", "remat2": "jaxpr"},
     **{"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"},
-}.items():
+}
+for _name, _param in CALLS.items():
     transfer(_name)(_call_of(_param))
 
 

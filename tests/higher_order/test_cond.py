@@ -352,7 +352,7 @@ def chosen_by(number):
     """One branch that changes the structure, in a function that is called with the number."""
     branches = [jnp.negative, lambda v: v + 1.0, lambda v: v * v]
     inner = jax.jit(lambda i, v: lax.switch(i, branches, v))
-    outer = jax.jit(lambda i, v: inner(i, v))
+    outer = jax.jit(jax.checkpoint(lambda i, v: inner(i, v)))
     return lambda v: outer(number, v)
 
 

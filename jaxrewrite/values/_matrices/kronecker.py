@@ -25,7 +25,7 @@ from .algebra import (
 )
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
-from .matrix import Matrix, apply_dense, negated, solve_factor, swapped
+from .matrix import Matrix, apply_dense, negated, solve_factor, swapped, turned
 from .monomial import Diagonal, sorted_svd
 from .triangular import Triangular
 
@@ -131,7 +131,7 @@ class Kronecker(Matrix):
         return self.map_factors(swapped)
 
     def reversed(self) -> Any:
-        return self.map_factors(transform(lambda x: x[..., ::-1, ::-1]))
+        return self.map_factors(turned)
 
     def times_number(self, factor: Any) -> Any:
         first, *rest = self.factors

@@ -296,6 +296,11 @@ def swapped(x: ArrayValue | Shaped[Array, "*batch n m"]) -> Any:
     return bind(lax.transpose_p, x, permutation=(*batch, x.ndim - 1, x.ndim - 2))
 
 
+def turned(x: ArrayValue | Shaped[Array, "*batch n m"]) -> Any:
+    """A value or an array with its rows and its columns in the opposite order."""
+    return bind(lax.rev_p, x, dimensions=(x.ndim - 2, x.ndim - 1))
+
+
 def adjoint(x: Any) -> Any:
     """A value or an array, transposed and conjugated."""
     x = swapped(x)

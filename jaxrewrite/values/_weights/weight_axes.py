@@ -179,18 +179,18 @@ class _StandIn(Structured):
         """Note which axes of the weight are summed: those that some axes of the array are of."""
         summed, stacked = {*summed}, {*stacked}
         kept = {*range(self.ndim)} - summed - stacked
-        rows = self._of_weight(summed)
-        cols = self._of_weight(kept) - rows
+        if any(self.shape[i] > 1 and not self._of_weight({i}) for i in summed | kept):
+            return  # The bias of a batch, whose axes the product keeps.
+        rows, of_kept = self._of_weight(summed), self._of_weight(kept)
+        cols = of_kept - rows
         # Nothing tells where an axis of length one has gone, but only how many there must be.
         short = [k for k, leaf in enumerate(self.along) if leaf.size == 1]
         for axes, of_array in ((cols, kept), (rows, summed)):
             while short and len(axes) < len(of_array):
                 axes.add(short.pop())
+        if kept and not (of_kept or cols):
+            return  # The bias of a batch of one.
         table.setdefault(self.path, WeightAxes(tuple(sorted(rows)), tuple(sorted(cols))))
-
-    def is_repeated(self) -> bool:
-        """Whether the array has an axis of several entries that is none of the weight."""
-        return any(n > 1 and not self._of_weight({i}) for i, n in enumerate(self.shape))
 
     def _of_weight(self, axes: set[int]) -> set[int]:
         """The axes of the weight of which some axes of the array are, or are a part."""
@@ -205,8 +205,7 @@ def _(v: _StandIn, *, primitive, **params) -> Any:
 @jaxrewrite.register(*primitives.BINARY, exchange="types")
 def _(x: _StandIn, y: ArrayLike, *, primitive, **params) -> Any:
     v, other = (x, y) if isinstance(x, _StandIn) else (y, x)
-    # A bias that has been repeated, for an array of its shape, makes no weight of the sum.
-    if jnp.ndim(other) and (jnp.shape(other) != v.shape or v.is_repeated()):
+    if jnp.ndim(other) and jnp.shape(other) != v.shape:
         return NotImplemented
     operands = (z.array if z is v else z for z in (x, y))
     return dataclasses.replace(v, array=primitive.bind(*operands, **params))

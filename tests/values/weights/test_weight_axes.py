@@ -253,6 +253,29 @@ def test_layers_behind_a_bias_are_found_and_the_bias_is_none():
     }
 
 
+@pytest.mark.parametrize("batch, tokens", [(1, 1), (2, 1), (1, 3), (2, 3)])
+def test_a_bias_of_each_head_is_no_weight(batch, tokens):
+    """As in Keras and Flax, where queries meet keys, also those of one token."""
+
+    def attend(p, x):
+        q, k = (jnp.einsum("bti,ihd->bthd", x, p[n]) + p[n + "_bias"] for n in "qk")
+        return jnp.einsum("bthd,bshd->bhts", q, k)
+
+    params = {n: jnp.ones((6, 2, 4)) for n in "qk"}
+    params |= {n + "_bias": jnp.ones((2, 4)) for n in "qk"}
+    found = weight_axes(attend, params, jnp.ones((batch, tokens, 6)))
+    assert found == dict.fromkeys("qk", ((0,), (1, 2)))
+
+
+def test_a_weight_with_a_change_for_each_example_is_found():
+    def model(p, deltas, xs):
+        own = jnp.broadcast_to(p["w"], deltas.shape) + deltas
+        return jnp.einsum("bi,bij->bj", xs, own)
+
+    params, deltas = {"w": jnp.ones((4, 3))}, jnp.ones((2, 4, 3))
+    assert weight_axes(model, params, deltas, jnp.ones((2, 4))) == {"w": ((0,), (1,))}
+
+
 def test_a_convolution_of_what_a_scale_has_made_is_found():
     """One example without a batch has the shape of its scale."""
 
