@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxrewrite import _compat
@@ -112,14 +113,15 @@ def _looped(
     end = length - length % size
     treedef: Any = jax.tree.structure(v)
     stored, views = views_of(v, x, terms, axis)
-    split = [_split(view.leaves, view.axes, length, size) for view in views]
+    varying = [_along(view, length, size) for view in views]
 
-    def product(stored: Any, varying: Sequence[Any]) -> list[Any]:
+    def product(start: Any, count: int) -> list[Any]:
+        """The products with so many entries along the axis."""
+        codes = lax.dynamic_slice_in_dim(stored, start, count, axis)
         parts = []
-        for view, slices in zip(views, varying, strict=True):
-            pairs = zip(view.leaves, slices, strict=True)
-            *shared, x = [leaf if part is None else part for leaf, part in pairs]
-            value = treedef.unflatten([view.codes(stored), *shared])
+        for view, leaves in zip(views, varying, strict=True):
+            *shared, x = [leaf.of(start, count) for leaf in leaves]
+            value = treedef.unflatten([view.codes(codes), *shared])
             parts.append(multiply(value, x))
         return parts if terms.v[-1] in terms.out else [functools.reduce(jnp.add, parts)]
 
@@ -127,24 +129,23 @@ def _looped(
 
     # The backward pass makes the block dense again.
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def step(totals: Any, now: Any) -> Any:
-        start, varying = now
-        parts = product(lax.dynamic_slice_in_dim(stored, start, size, axis), varying)
-        return (list(map(jnp.add, totals, parts)), None) if is_summed else (None, parts)
+    def step(state: Any, _: None) -> Any:
+        start, totals = state
+        parts = product(start, size)
+        if is_summed:
+            return (start + size, list(map(jnp.add, totals, parts))), None
+        return (start + size, totals), parts
 
-    tail = lax.slice_in_dim(stored, end, length, axis=axis), [rest for _, rest in split]
     if end < length or not is_summed or _is_manual():
         # In `jax.shard_map`, sums of no entries vary over the mesh as the others do.
-        last = product(*tail)
+        last = product(np.int32(end), length - end)
     else:
-        shapes = jax.eval_shape(product, *tail)
+        shapes = jax.eval_shape(lambda: product(np.int32(0), size))
         last = [jnp.zeros(x.shape, x.dtype) for x in shapes]
-    blocks = jnp.arange(0, end, size), [main for main, _ in split]
-    if is_summed:
-        sums, _ = lax.scan(step, last, blocks)
-    else:
+    first = (np.int32(0), last if is_summed else [])
+    (_, sums), parts = lax.scan(step, first, None, end // size)
+    if not is_summed:
         where = terms.out.index(label)
-        _, parts = lax.scan(step, None, blocks)
         parts = [_merged(jnp.moveaxis(part, 0, where), where) for part in parts]
         pairs = zip(parts, last, strict=True)
         sums = [lax.concatenate(pair, where) for pair in pairs]
@@ -211,29 +212,35 @@ def is_nibbles(v: Coded) -> bool:
     return fields_of(v)[0][0].dtype in (jnp.int4, jnp.uint4)
 
 
-def _split(
-    leaves: Sequence[Any], axes: Sequence[int | None], length: int, size: int
-) -> tuple[list[Any], list[Any]]:
-    """The parts of leaves that belong to the blocks, stacked in front, and what is left.
+class _Leaf(NamedTuple):
+    """A leaf of which each block has a part, or ``x``.
 
-    ``None`` stands for a leaf that is the same for all blocks.
+    It has one entry for each ``run`` of the weight along its axis. Without an axis it is the same for
+    all blocks.
     """
-    main: list[Any] = []
-    rest: list[Any] = []
-    for leaf, axis in zip(leaves, axes, strict=True):
-        if axis is None:
-            main.append(None)
-            rest.append(None)
-            continue
-        run = math.gcd(size, length // leaf.shape[axis])
-        leaf = spread_axis(leaf, axis, length // run)
-        each = size // run
-        end = length // size * each
-        parts = lax.slice_in_dim(leaf, 0, end, axis=axis)
-        parts = parts.reshape(*leaf.shape[:axis], -1, each, *leaf.shape[axis + 1 :])
-        main.append(jnp.moveaxis(parts, axis, 0))
-        rest.append(lax.slice_in_dim(leaf, end, leaf.shape[axis], axis=axis))
-    return main, rest
+
+    x: Any
+    axis: int | None
+    run: int
+
+    def of(self, start: Any, count: int) -> Any:
+        """What belongs to so many entries of the weight."""
+        if self.axis is None:
+            return self.x
+        first = lax.div(start, np.int32(self.run)) if self.run > 1 else start
+        each = -(-count // self.run)
+        return lax.dynamic_slice_in_dim(self.x, first, each, self.axis)
+
+
+def _along(view: View, length: int, size: int) -> list[_Leaf]:
+    """The leaves of a view, as a loop with blocks of this size reads them."""
+    leaves = []
+    for leaf, axis in zip(view.leaves, view.axes, strict=True):
+        run = 1 if axis is None else math.gcd(size, length // leaf.shape[axis])
+        if axis is not None:
+            leaf = spread_axis(leaf, axis, length // run)
+        leaves.append(_Leaf(leaf, axis, run))
+    return leaves
 
 
 def _merged(x: Any, axis: int) -> Any:

@@ -405,6 +405,22 @@ def test_blocks_of_an_odd_number_of_columns_are_not_repeated(blocks):
     same(forbid(lambda v, x: x @ v)(v, x), np.asarray(x) @ np.ones((512, 30)))
 
 
+def test_blocks_read_the_other_operand_where_it_lies(blocks):
+    """In an order of blocks it would be written twice, and each copy takes a kernel of its own."""
+    blocks(Block(0, 64))
+    v, x = Quantised.quantise(normal(512, 32), axis=1), normal(2, 512)
+    text = str(jax.make_jaxpr(forbid(lambda v, x: x @ v))(v, x))
+    assert "dynamic_slice" in text and "f32[8,2,64]" not in text
+
+
+def test_blocks_and_what_is_left_over_count_with_any_integers(blocks):
+    """A number of Python has 64 bits where JAX's setting allows it, and a loop counts in 32."""
+    blocks(Block(0, 8))
+    v, x = jax.jit(KINDS["affine int4"])(normal(20, 6)), normal(3, 20)
+    with jax.enable_x64(True):
+        same(forbid(lambda v, x: x @ v)(v, x), x @ v.materialise())
+
+
 def test_blocks_that_fit_neither_the_length_nor_the_runs_are_large():
     """They had one row each."""
     assert block_for((3 * 1009, 4096), [(3, 4096)], 16) == Block(0, 2**20 // 4096)
