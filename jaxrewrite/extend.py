@@ -20,3 +20,4 @@ from ._core.hooks import (
 )
 from ._core.notices import warn_from_rule as warn_from_rule
 from ._core.rules import add_entry as add_entry
+from ._joins.zeros import Zeros as Zeros

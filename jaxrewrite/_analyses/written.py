@@ -244,7 +244,19 @@ def _of_all(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
 
 @transfer("select_n")
 def _chosen(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
-    return [any_of(facts[1:])]
+    which, *cases = facts
+    return [cases[int(which.number)] if which.is_number else any_of(cases)]
+
+
+@transfer("bitcast_convert_type")
+def _same_bits(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    (fact,) = facts
+    operand: Any = eqn.invars[0]
+    result: Any = eqn.outvars[0]
+    # An operand of narrower or wider numbers has an axis less or more.
+    if fact.is_number and operand.aval.ndim == result.aval.ndim:
+        return [fact._replace(dtype=_dtype_of(result))]
+    return _zero_of_zeros(eqn, facts)
 
 
 @transfer("device_put", "optimization_barrier")
@@ -260,6 +272,8 @@ def _uninitialised(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{"abs": np.abs, "neg": np.negative, "sqrt": np.sqrt, "square": np.square},
     **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide},
+    **{"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor},
+    **{"eq": np.equal, "ne": np.not_equal, "lt": np.less, "gt": np.greater},
     "clamp": lambda least, x, most: np.minimum(np.maximum(x, least), most),
 }
 
@@ -303,8 +317,8 @@ def _converted(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
     return [fact if is_known else UNKNOWN]
 
 
-@transfer("add", "clamp", "sub")
-def _sum(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+@transfer("add", "and", "clamp", "eq", "gt", "lt", "ne", "or", "sub", "xor")
+def _of_numbers(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
     return [_computed(eqn, facts)]
 
 
@@ -336,9 +350,9 @@ _ENTRIES = {
 
 
 @transfer(
-    *("and", "bcoo_todense", "complex", "cumsum", "dot_general", "dynamic_update_slice"),
-    *("imag", "integer_pow", "or", "pad", "real", "reduce_sum", "scatter", "scatter-add"),
-    *("shift_left", "shift_right_arithmetic", "shift_right_logical", "xor"),
+    *("bcoo_todense", "complex", "cumsum", "dot_general", "dynamic_update_slice"),
+    *("imag", "integer_pow", "pad", "real", "reduce_sum", "scatter", "scatter-add"),
+    *("shift_left", "shift_right_arithmetic", "shift_right_logical"),
 )
 def _zero_of_zeros(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
     """Zero if all operands with entries are zero. A negative zero tells nothing."""

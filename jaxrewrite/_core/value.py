@@ -202,6 +202,8 @@ class Value(PyTree):
         other
             A value or an array, of this value's shape and dtype. It shows the structure
             that this value meets. Its arrays may not exist when this value is converted.
+            Zeros that a program writes come as an array, and, if that gives no result and this
+            type is not zero where its leaves are, as a `jaxrewrite.extend.Zeros`.
 
         Returns
         -------

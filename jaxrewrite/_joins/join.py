@@ -41,6 +41,7 @@ from .zeros import (
     Zeros,
     as_arrays,
     has_zeros,
+    is_zero_anyway,
     is_zero_where_parts_are,
     is_zeros,
     with_zeros,
@@ -153,12 +154,24 @@ def _join_children(site: Site, x: Like, y: Like) -> Like | None:
     if not _same_parts(x, y, rule_children):
         pair = _call_join(site.scratch(), tree_map(Var, x), tree_map(Var, y))
         if pair is None:
-            return None
+            return _join_zero(site, x, y)
         x, y = (structure_of(result).like() for result in pair)
         parts_of = common_parts(x, y)
         if parts_of is None:
             return None
     return with_parts_joined(x, y, parts_of, lambda a, b: join(site, a, b))
+
+
+def _join_zero(site: Site, x: Like, y: Like) -> Like | None:
+    """The join of a value that is always zero and of another, as of `Zeros` and that one."""
+    for zero, other in ((x, y), (y, x)):
+        if is_value(other) and is_zero_anyway(zero):
+            return join(site, structure_of(_zeros_of(zero)), structure_of(other)).like()
+    return None
+
+
+def _zeros_of(x: Any) -> Zeros:
+    return Zeros(_compat.strong(aval_of(x)))
 
 
 def with_parts_joined(
@@ -209,7 +222,10 @@ def coerce(site: Site, operand: Operand, structure: Structure) -> Operand | None
         return coerce(site, site.materialise(operand, _DIFFERS, is_annotation), structure)
     parts_of: Any = rule_children
     if not _same_parts(operand, like, rule_children):
-        operand = _through_types(site, operand, like)
+        joined = _through_types(site, operand, like)
+        if joined is None and is_zero_anyway(operand) and not isinstance(operand, Zeros):
+            return coerce(site, _zeros_of(operand), structure)
+        operand = joined
         parts_of = None if operand is None else common_parts(operand, like)
         if parts_of is None:
             return None
@@ -309,9 +325,11 @@ def _through_types(site: Site, operand: Operand, like: Like) -> Any:
     other = tree_map(Var, like)
     start = len(site.builder.eqns)
     zeros = operand if isinstance(operand, Zeros) else None
-    if zeros is not None:  # The method of the type is shown an array.
+    if zeros is not None:  # A type that joins with any array need not know of zeros.
         operand = filled(site, structure_of(zeros.aval()), _zeros_like)
     pair = _call_join(site, operand, other)
+    if pair is None and zeros is not None:
+        pair = _call_join(site, zeros, other)
     if pair is None:
         return None
     result: Any = pair[0]

@@ -34,7 +34,29 @@ _ADDITIONS = {"add", "add_any"}
 
 
 class Zeros(Value):
-    """An array of zeros. A value plus it is the value; all else that computes gets it dense."""
+    """An array that a program has filled with zeros.
+
+    `Value.join` is shown it as an array. If there is no join with an array, it is shown it as
+    this, so that a type whose leaves are not zeros where it is zero can say what they are.
+
+    A value plus it is the value; all else that computes gets it dense.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.extend import Zeros
+    >>> class Exponential(jaxrewrite.ArrayValue):
+    ...     x: jax.Array
+    ...     def materialise(self):
+    ...         return jnp.exp(self.x)
+    ...     def join(self, other):
+    ...         if not isinstance(other, Zeros):
+    ...             return NotImplemented
+    ...         return self, Exponential(jnp.full_like(self.x, -jnp.inf))
+    >>> choose = lambda p, v: jax.lax.cond(p, lambda: v, lambda: jnp.zeros(3))
+    >>> jaxrewrite.transform(choose)(jnp.array(False), Exponential(jnp.ones(3)))
+    Exponential([0. 0. 0.], dtype=float32)
+    """
 
     materialise_policy = "allow"
 
@@ -122,24 +144,36 @@ _kept = bounded_cache(1024)
 
 
 def is_zero_where_parts_are(like: Value) -> bool:
-    """Whether a value of this structure is zero if all that a rule sees of it is zero.
+    """Whether a value of this structure is zero if all that a rule sees of it is zero."""
+    return _is_zero(like, True)
+
+
+def is_zero_anyway(like: Like | Operand) -> bool:
+    """Whether an operand is a value that is zero for any leaves."""
+    return is_value(like) and _is_zero(like, False)
+
+
+def _is_zero(like: Value, of_zeros: bool) -> bool:
+    """Whether a value of this structure is zero, of parts that are zeros or of any parts.
 
     The program of its ``materialise`` tells, once for each structure.
     """
     parts, treedef = rule_children(like)
     avals = tuple(avals_of(parts))
-    key = treedef, avals, _compat.trace_context()
+    key = treedef, avals, of_zeros, _compat.trace_context()
     try:
         is_zero = _kept.get(key)
     except TypeError:  # The metadata is not hashable.
-        return _is_zero_of_zeros(type(like), treedef, avals)
+        return _is_zero_of_parts(type(like), treedef, avals, of_zeros)
     if is_zero is None:
-        is_zero = _is_zero_of_zeros(type(like), treedef, avals)
+        is_zero = _is_zero_of_parts(type(like), treedef, avals, of_zeros)
         _kept.put(key, is_zero)
     return is_zero
 
 
-def _is_zero_of_zeros(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> bool:
+def _is_zero_of_parts(
+    cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any], of_zeros: bool
+) -> bool:
     def dense(*parts: Any) -> list[Any]:
         value = tree_unflatten(treedef, parts)
         return [make_dense(value, lambda value, checked: checked(materialised(value)))]
@@ -151,10 +185,13 @@ def _is_zero_of_zeros(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]
             jaxpr, consts = _compat.trace_to_jaxpr(dense, avals, debug_info)
     except Exception:  # noqa: BLE001 - a type that is never dense raises anything
         return False
-    if not all(map(_is_numeric, avals)):
-        return False
-    facts = [UNKNOWN] * len(consts) + [filled(0, aval.dtype) for aval in avals]
-    return facts_of(jaxpr, facts)[0].is_zero
+    facts = [UNKNOWN] * (len(consts) + len(avals))
+    if of_zeros:
+        if not all(map(_is_numeric, avals)):
+            return False
+        facts[len(consts) :] = [filled(0, aval.dtype) for aval in avals]
+    (fact,) = facts_of(jaxpr, facts)
+    return fact.is_zero and not any(fact.number_bytes)  # Negative zeros are others.
 
 
 def _is_numeric(aval: ShapedArray) -> bool:

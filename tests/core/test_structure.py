@@ -43,7 +43,7 @@ ROOMS_BELOW = {
     },
     "_interop": {"_analyses", "_compat", "_core", "_handlers", "_joins", "_staging"},
     "_patterns": {"_analyses", "_compat", "_core", "_staging"},
-    "extend": {"_core"},
+    "extend": {"_core", "_joins"},
     "numpy": {"_staging"},
     "_insight": {
         *("_compat", "_core", "_functions", "_patterns", "_signatures", "_staging"),

@@ -50,6 +50,27 @@ PROGRAMS = {
     "its square": (lambda x: jnp.square(jnp.where(x > 0, 0.0, MOST)), Kind.NO_SCALE),
     "several": (lambda x: jnp.where(x > 0, 1.0, 2.0), Kind.WRITTEN),
     "chosen, or not": (lambda x: jnp.where(x > 0, x, 0.0), Kind.UNKNOWN),
+    "chosen by a number": (
+        lambda x: lax.select_n(jnp.zeros((2, 2), bool), x * 0, x),
+        Kind.NO_SCALE,
+    ),
+    "chosen by a comparison": (
+        lambda x: jnp.where(jnp.full(3, 4.0) > 3, jnp.full(3, 6.0), jnp.arange(3.0)),
+        6,
+    ),
+    "masked bits": (lambda x: jnp.full(3, 6) & 3 | 8, 10),
+    "the same bits": (
+        lambda x: lax.bitcast_convert_type(jnp.full(3, 0x40000000), "float32"),
+        2,
+    ),
+    "bytes of zeros": (
+        lambda x: lax.bitcast_convert_type(jnp.zeros((3, 4), "uint8"), "float32"),
+        0,
+    ),
+    "bytes of others": (
+        lambda x: lax.bitcast_convert_type(jnp.ones((3, 4), "uint8"), "float32"),
+        Kind.UNKNOWN,
+    ),
     "joined": (lambda x: jnp.concatenate([jnp.zeros(2), jnp.zeros(3)]), 0),
     "a branch": (
         lambda x: lax.cond(x[0, 0] > 0, lambda: 0.0, lambda: jnp.inf),

@@ -7,6 +7,7 @@ have it. Elsewhere they are the array that they are. All types, fills and progra
 import dataclasses
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +20,16 @@ from reference import CASES, NESTED
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, Batched, transform
+from jaxrewrite.extend import Zeros
 from jaxrewrite.values import (
+    NF4,
     Constant,
     Diagonal,
+    Float8,
     Interval,
     LowRank,
     Masked,
+    Microscaled,
     Named,
     Quantised,
     Scaled,
@@ -324,6 +329,23 @@ class Shifted(Own):
         return self.x + 1 + 0 * self.s
 
 
+class Negative(Own):
+    def materialise(self):
+        return -self.x * self.s
+
+
+class FromOne(Own):
+    """Zero is at one."""
+
+    def materialise(self):
+        return (self.x - 1) * self.s
+
+    def join(self, other):
+        if not isinstance(other, Zeros):
+            return NotImplemented
+        return self, FromOne(jnp.ones_like(self.x), jnp.zeros_like(self.s))
+
+
 class Dated(jaxrewrite.ArrayValue):
     """It is never dense, and computes with the array that it joins."""
 
@@ -343,16 +365,60 @@ class Dated(jaxrewrite.ArrayValue):
         return self, Dated(1 * other, self.date)
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (4, 3)], ids=["in columns", "in rows"])
-def test_zeros_become_weights_of_four_bits(shape):
-    """Two codes are in a byte, and a zero that is shifted is zero."""
-    v = Quantised.quantise(jnp.arange(1.0, 13.0).reshape(shape), 4)
-    branch = lambda p, v: jax.lax.cond(p, lambda: v, lambda: jnp.zeros(shape))
-    program = transform(branch, materialise="forbid")
-    chosen, zeros = program(jnp.array(True), v), program(jnp.array(False), v)
-    assert type(chosen) is type(zeros) is Quantised
-    np.testing.assert_array_equal(chosen.materialise(), v.materialise())
-    np.testing.assert_array_equal(zeros.materialise(), jnp.zeros(shape))
+FORMATS = {
+    **{f"{bits} bits": functools.partial(Quantised.quantise, bits=bits) for bits in (3, 4)},
+    "not symmetric": functools.partial(Quantised.quantise, bits=6, symmetric=False),
+    "NF4": functools.partial(NF4.quantise, block=3),
+    "Float8": Float8.quantise,
+    "Microscaled": functools.partial(Microscaled.quantise, block=(3, 1)),
+}
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (6, 3)], ids=["in rows", "in columns"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_zeros_become_weights_of_few_bits(name, shape):
+    """Neighbours share bytes, a code other than zero may stand for zero, and no zero is negative."""
+    v = FORMATS[name](jnp.arange(1.0, math.prod(shape) + 1).reshape(shape))
+
+    def program(p, v):
+        zeros = jnp.zeros(shape)
+        chosen = lax.cond(p, lambda: v, lambda: zeros)
+        return chosen, lax.fori_loop(0, jnp.where(p, 2, 0), lambda i, c: v, zeros)
+
+    of_batch = jax.vmap(transform(program, materialise="forbid"), (0, None))
+    for got in of_batch(jnp.array([True, False]), v):
+        assert type(got) is type(v)
+        chosen, zeros = got.materialise()
+        np.testing.assert_array_equal(chosen, v.materialise())
+        np.testing.assert_array_equal(zeros, jnp.zeros(shape))
+        assert not jnp.signbit(zeros).any()
+
+
+def test_gradients_of_weights_of_few_bits_beside_zeros():
+    v = NF4.quantise(jnp.arange(1.0, 13.0).reshape(3, 4), block=3)
+    program = lambda p, v: lax.cond(p, lambda: 2 * v, lambda: jnp.zeros(v.shape))
+    implicit = transform(program, materialise="forbid")
+    total = lambda fn: lambda p, v: (W[:, :1] * jaxrewrite.materialise(fn(p, v)) ** 2).sum()
+    of_dense = lambda p, v: program(p, v.materialise())
+    for p in (True, False):
+        got, wanted = (
+            jax.grad(total(fn), 1, allow_int=True)(jnp.array(p), v)
+            for fn in (implicit, of_dense)
+        )
+        np.testing.assert_allclose(got.scale_scale, wanted.scale_scale, rtol=1e-6)
+        np.testing.assert_allclose(got.scale_mean, wanted.scale_mean, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "lora", "quantised", "Tagged diagonal"])
+def test_a_value_that_is_always_zero_takes_the_structure_of_another(kind):
+    value = KINDS[kind]()
+    choose = lambda p, v, w: lax.cond(p, lambda: v, lambda: w)
+    implicit = transform(choose, materialise="forbid")
+    for p in (True, False):
+        got = implicit(jnp.array(p), value, Zero((3, 3)))
+        assert types(got) == types(value)
+        wanted = jaxrewrite.materialise(value) * p
+        np.testing.assert_array_equal(_parts(got)[0], _parts(wanted)[0])
 
 
 def without_date(x):
@@ -364,11 +430,16 @@ def without_date(x):
     [
         (Own(W, jnp.float32(2)), Own),
         (Shifted(W, jnp.float32(2)), jax.Array),
+        (Negative(W, jnp.float32(2)), jax.Array),
+        (FromOne(W + 1, jnp.float32(2)), FromOne),
         (Dated(W, 3), Dated),
         (Dated(Diagonal(W[0]), 3), Dated),
         (Own(Dated(W, 3), jnp.float32(2)), Own),
     ],
-    ids=["zero", "not zero", "never dense", "around a diagonal", "around one"],
+    ids=[
+        *("zero", "not zero", "negative zero", "zero at one"),
+        *("never dense", "around a diagonal", "around one"),
+    ],
 )
 def test_types_of_users_need_no_declaration(value, kept):
     def program(v, p):

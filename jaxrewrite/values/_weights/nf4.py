@@ -15,6 +15,7 @@ from jax.interpreters import batching, mlir
 from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
+from jaxrewrite.extend import Zeros
 
 from .coded import (
     Coded,
@@ -42,6 +43,7 @@ LEVELS = np.array(
         *(0.7229568362236023, 1.0),
     ]
 )
+_CODE_OF_ZERO = 7
 
 
 class NF4(Coded):
@@ -210,6 +212,14 @@ class NF4(Coded):
         grid = finest(*(part.shape for part in parts))
         q, scale, mean = (spread(part, grid) for part in parts)
         return q.astype(scale.dtype) * scale + mean
+
+    def join(self, other: Any) -> Any:
+        """Zeros have the level zero. The least level times zero would be a negative zero."""
+        if not isinstance(other, Zeros):
+            return super().join(other)
+        zeros = jax.tree.map(jnp.zeros_like, self)
+        codes = jnp.full_like(self.codes, _CODE_OF_ZERO)
+        return self, dataclasses.replace(zeros, codes=codes)
 
     def map_scales(self, change: Callable[[Any], Any]) -> Self:
         return dataclasses.replace(

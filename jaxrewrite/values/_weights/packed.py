@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
+from jaxrewrite.extend import Zeros
 
 from .._base.gathers import axes_written, fills
 from .._base.structured import Structured, is_value, on_dense
@@ -149,6 +150,15 @@ class Planes(Integers):
         codes = (bit << _along(self.bits, -1)).sum(-1, dtype=jnp.uint8)
         return codes.astype(jnp.int8) - jnp.int8(2 ** (self.bits - 1))
 
+    def join(self, other: Any) -> Any:
+        """Zeros have so many bits, unlike other integers of this dtype."""
+        if not isinstance(other, Zeros):
+            return NotImplemented
+        zeros = jnp.zeros(self.group, self.dtype)
+        bytes_ = self.pack(zeros, self.bits).bytes  # The bytes of one group.
+        bytes_ = jnp.broadcast_to(bytes_, self.bytes.shape)
+        return self, dataclasses.replace(self, bytes=bytes_)
+
     @property
     def bits(self) -> int:
         return self.bytes.shape[-1]
@@ -184,6 +194,12 @@ class Nibbles(Integers):
 
     def unpacked(self) -> Any:
         return _pairs(self.bytes, self.axis)
+
+    def join(self, other: Any) -> Any:
+        """All integers of this dtype have four bits."""
+        if is_value(other):
+            return NotImplemented
+        return self, self.pack(other, self.bits, self.axis)
 
     @property
     def bits(self) -> int:
