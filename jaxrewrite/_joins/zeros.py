@@ -122,24 +122,43 @@ _kept = bounded_cache(1024)
 
 
 def is_zero_where_parts_are(like: Value) -> bool:
-    """Whether a value of this structure is zero if all that a rule sees of it is zero.
+    """Whether a value of this structure is zero if all that a rule sees of it is zero."""
+    return _where_parts_are(like, 0).is_zero
+
+
+def is_filled_where_parts_are(like: Value, number: Any) -> bool:
+    """Whether a number fills a value of this structure if it fills all that a rule sees of it.
+
+    The parts have the dtype of the value, so that each can hold the number.
+    """
+    own, *parts = avals_of([like, *rule_children(like)[0]])
+    if any(part.dtype != own.dtype for part in parts):
+        return False
+    fact = _where_parts_are(like, number)
+    return fact.is_number and bool(fact.number == number)
+
+
+def _where_parts_are(like: Value, number: Any) -> Fact:
+    """The fact about a value of this structure if a number fills all that a rule sees of it.
 
     The program of its ``materialise`` tells, once for each structure.
     """
     parts, treedef = rule_children(like)
     avals = tuple(avals_of(parts))
-    key = treedef, avals, _compat.trace_context()
+    key = treedef, avals, number, _compat.trace_context()
     try:
-        is_zero = _kept.get(key)
+        fact = _kept.get(key)
     except TypeError:  # The metadata is not hashable.
-        return _is_zero_of_zeros(type(like), treedef, avals)
-    if is_zero is None:
-        is_zero = _is_zero_of_zeros(type(like), treedef, avals)
-        _kept.put(key, is_zero)
-    return is_zero
+        return _fact_of(type(like), treedef, avals, number)
+    if fact is None:
+        fact = _fact_of(type(like), treedef, avals, number)
+        _kept.put(key, fact)
+    return fact
 
 
-def _is_zero_of_zeros(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> bool:
+def _fact_of(
+    cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any], number: Any
+) -> Fact:
     def dense(*parts: Any) -> list[Any]:
         value = tree_unflatten(treedef, parts)
         return [make_dense(value, lambda value, checked: checked(materialised(value)))]
@@ -150,11 +169,11 @@ def _is_zero_of_zeros(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]
         with collected(), _compat.mesh_of(avals):
             jaxpr, consts = _compat.trace_to_jaxpr(dense, avals, debug_info)
     except Exception:  # noqa: BLE001 - a type that is never dense raises anything
-        return False
+        return UNKNOWN
     if not all(map(_is_numeric, avals)):
-        return False
-    facts = [UNKNOWN] * len(consts) + [filled(0, aval.dtype) for aval in avals]
-    return facts_of(jaxpr, facts)[0].is_zero
+        return UNKNOWN
+    facts = [UNKNOWN] * len(consts) + [filled(number, aval.dtype) for aval in avals]
+    return facts_of(jaxpr, facts)[0]
 
 
 def _is_numeric(aval: ShapedArray) -> bool:
