@@ -50,15 +50,20 @@ class Adopting(OperandsHook):
 
     @classmethod
     def known(cls, jaxpr: Any, operands: Sequence[Any]) -> Mapping[int, Literal]:
-        """The numbers that matter: beside any value, zeros, of which arrays take its structure."""
+        """The numbers that matter: beside any value, zeros, of which arrays take its structure.
+
+        Beside truth values it is all numbers, which they may choose.
+        """
         literals = {i: x for i, x in enumerate(operands) if type(x) is Literal}
         if not literals or is_for_any_units(jaxpr):
             return {}  # What its caller writes has units.
         if adopter_of(operands) is not None:
             return _numbers(jaxpr, literals)
-        if not any(map(is_value, operands)):
+        dtypes = [aval.dtype for aval in avals_of(list(filter(is_value, operands)))]
+        if not dtypes:
             return {}
-        return {i: x for i, x in literals.items() if np.ndim(x.val) == 0 and x.val == 0}
+        is_kept = lambda x: np.ndim(x.val) == 0 and (jnp.bool_ in dtypes or x.val == 0)
+        return {i: x for i, x in literals.items() if is_kept(x)}
 
     def begin(self, jaxpr: Any) -> None:
         self._is_for_any_units = is_for_any_units(jaxpr)

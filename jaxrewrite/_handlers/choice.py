@@ -4,7 +4,7 @@
 mapped: all branches run then. The condition has the shape of the results, so only the equation
 before it tells that it is the same for all entries, or for all entries of an element of the batch.
 A result that one branch leaves uninitialised, because only the backward pass of another needs it,
-is not read.
+is not read. A condition that is a value chooses entry by entry, by the rules of its type.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ import jax
 from jax import lax
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
+from .. import _compat
 from .._analyses.growing import Producers
-from .._analyses.written import Written
+from .._analyses.written import Fact, Written
 from .._core.rewrite import leafwise_handlers
 from .._core.site import Site
-from .._core.value import Operand, Results, is_value
-from .._joins.join import coerce, together
+from .._core.value import Operand, Results, Value, is_value
+from .._joins.join import Structure, coerce, filled, structure_of, together
+from .._joins.zeros import is_filled_where_parts_are
 from .stacking import in_slices, is_batch
 
 
 def choose(site: Site, operands: Sequence[Operand]) -> Results:
     condition, *cases = operands
     if is_value(condition):
-        return NotImplemented
+        return _by_entries(site, condition, cases)
     if len(cases) == 2:
         written = site.builder.analysis(Written)
         read = [x for x in cases if is_value(x) or not written(x).is_uninitialised]
@@ -63,6 +65,30 @@ def choose(site: Site, operands: Sequence[Operand]) -> Results:
 
 
 leafwise_handlers["select_n"] = choose
+
+
+def _by_entries(site: Site, condition: Value, cases: Sequence[Any]) -> Results:
+    """Let a value, such as ``x > 0``, choose between another and numbers that fill an array.
+
+    A rule for values of one structure answers if the numbers are such a value, too.
+    """
+    like = next((structure_of(x) for x in cases if is_value(x)), None)
+    if like is None or all(map(is_value, cases)):
+        return NotImplemented
+    written = site.builder.analysis(Written)
+    brought = [x if is_value(x) else _filled(site, written(x), like) for x in cases]
+    alike = [x for x in brought if x is not None]
+    if type(condition) is not type(like.like()) or len(alike) < len(cases):
+        return NotImplemented
+    return site.builder.apply(site, [condition, *alike])
+
+
+def _filled(site: Site, fact: Fact, structure: Structure) -> Operand | None:
+    """A value of a structure that a known number fills; ``None`` if there is none."""
+    like: Any = structure.like()
+    if not fact.is_number or not is_filled_where_parts_are(like, fact.number):
+        return None
+    return filled(site, structure, lambda aval: _compat.full(aval, fact.number))
 
 
 def _alike(site: Site, cases: Sequence[Any], depth: int) -> list[Any] | None:

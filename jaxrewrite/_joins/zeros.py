@@ -145,35 +145,57 @@ _kept = bounded_cache(1024)
 
 def is_zero_where_parts_are(like: Value) -> bool:
     """Whether a value of this structure is zero if all that a rule sees of it is zero."""
-    return _is_zero(like, True)
+    return _is_positive_zero(_fact_about(like, 0))
 
 
 def is_zero_anyway(like: Like | Operand) -> bool:
     """Whether an operand is a value that is zero for any leaves."""
-    return is_value(like) and _is_zero(like, False)
+    return is_value(like) and _is_positive_zero(_fact_about(like, None))
 
 
-def _is_zero(like: Value, of_zeros: bool) -> bool:
-    """Whether a value of this structure is zero, of parts that are zeros or of any parts.
+def _is_positive_zero(fact: Fact) -> bool:
+    return fact.is_zero and not any(fact.number_bytes)
 
-    The program of its ``materialise`` tells, once for each structure.
+
+def is_filled_where_parts_are(like: Value, number: Any) -> bool:
+    """Whether a number fills a value of this structure if it fills all that a rule sees of it.
+
+    The parts have the dtype of the value, so that each can hold the number.
+    """
+    own, *parts = avals_of([like, *rule_children(like)[0]])
+    if any(part.dtype != own.dtype for part in parts):
+        return False
+    return _fact_about(like, number) == filled(number, own.dtype)
+
+
+def _fact_about(like: Value, number: Any) -> Fact:
+    """The fact about a value of this structure if a number fills all that a rule sees of it.
+
+    With ``None`` that may be anything. The program of its ``materialise`` tells, once for each
+    structure.
     """
     parts, treedef = rule_children(like)
     avals = tuple(avals_of(parts))
-    key = treedef, avals, of_zeros, _compat.trace_context()
+    if number is None:
+        facts = (UNKNOWN,) * len(avals)
+    elif all(map(_is_numeric, avals)):
+        facts = tuple(filled(number, aval.dtype) for aval in avals)
+    else:
+        return UNKNOWN
+    key = treedef, avals, facts, _compat.trace_context()
     try:
-        is_zero = _kept.get(key)
+        fact = _kept.get(key)
     except TypeError:  # The metadata is not hashable.
-        return _is_zero_of_parts(type(like), treedef, avals, of_zeros)
-    if is_zero is None:
-        is_zero = _is_zero_of_parts(type(like), treedef, avals, of_zeros)
-        _kept.put(key, is_zero)
-    return is_zero
+        return _fact_of_parts(type(like), treedef, avals, facts)
+    if fact is None:
+        fact = _fact_of_parts(type(like), treedef, avals, facts)
+        _kept.put(key, fact)
+    return fact
 
 
-def _is_zero_of_parts(
-    cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any], of_zeros: bool
-) -> bool:
+def _fact_of_parts(
+    cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any], facts: Sequence[Fact]
+) -> Fact:
     def dense(*parts: Any) -> list[Any]:
         value = tree_unflatten(treedef, parts)
         return [make_dense(value, lambda value, checked: checked(materialised(value)))]
@@ -184,14 +206,8 @@ def _is_zero_of_parts(
         with collected(), _compat.mesh_of(avals):
             jaxpr, consts = _compat.trace_to_jaxpr(dense, avals, debug_info)
     except Exception:  # noqa: BLE001 - a type that is never dense raises anything
-        return False
-    facts = [UNKNOWN] * (len(consts) + len(avals))
-    if of_zeros:
-        if not all(map(_is_numeric, avals)):
-            return False
-        facts[len(consts) :] = [filled(0, aval.dtype) for aval in avals]
-    (fact,) = facts_of(jaxpr, facts)
-    return fact.is_zero and not any(fact.number_bytes)  # Negative zeros are others.
+        return UNKNOWN
+    return facts_of(jaxpr, [*[UNKNOWN] * len(consts), *facts])[0]
 
 
 def _is_numeric(aval: ShapedArray) -> bool:

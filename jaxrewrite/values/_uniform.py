@@ -390,6 +390,11 @@ def _(which: Array, *cases: Uniform) -> Any:
 
 
 @register("select_n")
+def _(which: Uniform, *cases: ArrayValue, primitive: Any) -> Any:
+    return bind(primitive, which.number(), *cases)
+
+
+@register("select_n")
 def _(which: Array, *cases: Array | Uniform) -> Any:
     return lax.select_n(which, *map(_dense, cases))
 

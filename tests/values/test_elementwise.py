@@ -16,11 +16,14 @@ from reference import CASES
 import jaxrewrite
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
+    BlockDiagonal,
+    Circulant,
     Constant,
     Diagonal,
     Identity,
     Kronecker,
     Linear,
+    Lora,
     LowRank,
     Masked,
     Named,
@@ -32,8 +35,11 @@ from jaxrewrite.values import (
     Sparse,
     Structured,
     Sum,
+    Symmetric,
     Tagged,
     Toeplitz,
+    Triangular,
+    Tridiagonal,
     Unitful,
     Zero,
     strict_zeros,
@@ -335,6 +341,55 @@ def test_what_leaves_zeros_alone_stays_implicit(name, bulk):
         for x in jax.tree.leaves(got, is_leaf=lambda x: isinstance(x, jaxrewrite.Value))
     )
     check(KEPT, value)
+
+
+CHOICES = {
+    "of zero": lambda v: jnp.where(v > 0.5, v, 0.0),
+    "of two": lambda v: jnp.where(v > 0.5, 2 * v, -v),
+    "of zero first": lambda v: jnp.where(v > 0.5, 0.0, v),
+    "of three": lambda v: jnp.where(v > 2, 3 * v, jnp.where(v > 1, v, 0.0)),
+    "clamp": lambda v: lax.clamp(-1.0, v, 1.0),
+}
+CHOICES_WITHOUT_ZEROS = {
+    "of one": lambda v: jnp.sqrt(jnp.where(v > 0.5, v, 1.0)),
+    "of infinity": lambda v: jnp.where(v < 0.5, -jnp.inf, v),
+    "leaky": jax.nn.leaky_relu,
+    "a kernel": lambda v: jnp.where(v < 1, (1 - v) ** 4 * (4 * v + 1), 0.0),
+    "clamp at run time": lambda v: lax.clamp(v[0, 1], v, v[0, 0]),
+}
+
+
+@pytest.mark.parametrize(
+    ("v", "programs"),
+    [
+        (Diagonal(jnp.array([-1.0, 0.75, 3.0])), CHOICES),
+        (Tridiagonal(*map(jnp.array, ([1.0, 3.0], [-1.0, 0.0, 2.0], [0.2, 5.0]))), CHOICES),
+        (Triangular(jnp.array([[1.0, 7.0], [0.2, 3.0]])), CHOICES),
+        (BlockDiagonal(jnp.array([[[1.0, -2.0], [0.2, 3.0]]] * 2)), CHOICES),
+        *(
+            (v, CHOICES | CHOICES_WITHOUT_ZEROS)
+            for v in (
+                Toeplitz(jnp.array([3.0, 0.2, -1.0]), jnp.array([9.0, 1.0])),
+                Circulant(jnp.array([3.0, 0.2, -1.0])),
+                Symmetric(jnp.array([[3.0, 9.0], [0.2, 1.0]]), positive=True),
+                Constant(jnp.float32(0.75), (2, 2)),
+            )
+        ),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_choices_between_entries_stay_implicit(v, programs):
+    for program in programs.values():
+        implicit = jaxrewrite.transform(program, materialise="forbid")
+        assert type(jax.eval_shape(implicit, v)) is type(v)
+    check(programs, v)
+
+
+def test_a_truth_value_for_all_entries_chooses_between_values():
+    v, w = Lora(*map(jnp.ones, ((2, 2), (2, 1), (1, 2)))), Constant(jnp.float32(2), (2, 2))
+    fn = lambda v, w: jnp.where(w > 1, v, 2 * v)
+    assert isinstance(jaxrewrite.transform(fn, materialise="forbid")(v, w), Lora)
+    check({"of two": fn}, v, w)
 
 
 def test_a_division_by_a_number_at_run_time_is_implicit_and_differentiable():

@@ -305,6 +305,41 @@ def _(which: Array, *cases: Array | Matrix) -> Any:
     return lax.select_n(which, *dense)
 
 
+@register("select_n")
+def _(*xs: Matrix, primitive: Any, **params: Any) -> Any:
+    """A matrix, such as ``x > 0``, chooses between others of its structure."""
+    which, *cases = xs
+    alike = all(which.same_pattern(_of_bools(case)) for case in cases)
+    if not alike or not _keeps_entries(which, primitive, params, *map(_zero, xs)):
+        return NotImplemented
+    return which.map_entries(lambda *each: bind(primitive, *each, **params), *cases)
+
+
+def _of_bools(v: Matrix) -> Any:
+    """The structure of a matrix of truth values with the entries of this one."""
+    return v if v.entries is None else jax.eval_shape(lambda v: v.cast(bool), v)
+
+
+@register("clamp")
+def _(least: Array, v: Matrix, most: Array) -> Any:
+    if v.entries != "all" or not (is_number(least) and is_number(most)):
+        return NotImplemented
+    return _clamped(least, v, most)
+
+
+@register("clamp")
+def _(least: Literal, v: Matrix, most: Literal, *, primitive: Any, **params: Any) -> Any:
+    bounds = number_of(least), number_of(most)
+    if not _keeps_entries(v, primitive, params, bounds[0], _zero(v), bounds[1]):
+        return NotImplemented
+    return _clamped(bounds[0], v, bounds[1])
+
+
+def _clamped(least: Any, v: Matrix, most: Any) -> Any:
+    bounds = [jnp.reshape(x, ()) for x in (least, most)]
+    return v.map_entries(lambda x: lax.clamp(bounds[0], x, bounds[1]))
+
+
 @register("gather")
 def _(v: Matrix, indices: Array, *, dimension_numbers: Any, **params: Any) -> Any:
     """Gather rows, columns, or entries by pairs of a row and a column."""
