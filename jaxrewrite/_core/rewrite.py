@@ -32,6 +32,7 @@ from .builder import Builder
 from .errors import add_note
 from .hooks import Analysis, OperandsHook, operands_hooks, primitives_of_passes
 from .record import Record
+from .settings import Settings
 from .site import Site, describe, is_annotation
 from .traces import Flat, Rewriting, checked_results
 from .value import Operand, Results, Value, is_value
@@ -76,7 +77,7 @@ class Rewriter(Builder):
         self.recorder = rewriting.settings.recorder
         # Values that have become dense, by their identity.
         self.dense: dict[Any, tuple[Value, Any]] = {}
-        self._analyses: dict[type, Any] = {}
+        self._analyses: dict[type, Any] = {Settings: rewriting.settings}  # for hooks
         self.hooks = [hook(self.analysis) for hook in operands_hooks]
         self._hooks_of: dict[str, Sequence[OperandsHook]] = {}
 

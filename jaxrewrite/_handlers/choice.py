@@ -5,25 +5,33 @@ mapped: all branches run then. The condition has the shape of the results, so on
 before it tells that it is the same for all entries, or for all entries of an element of the batch.
 A result that one branch leaves uninitialised, because only the backward pass of another needs it,
 is not read. A condition that is a value chooses entry by entry, by the rules of its type.
+
+A mask chooses for each entry. Where it chooses between a value and zeros that the program has
+written, a rule of the type may keep the structure. So a rule that takes `Zeros` is shown them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 from jax import lax
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
+from multipledispatch.variadic import isvariadic
 
 from .. import _compat
 from .._analyses.growing import Producers
 from .._analyses.written import Fact, Written
+from .._compat import JaxprEqn, Var
+from .._core.hooks import OperandsHook, register_operands_hook
 from .._core.rewrite import leafwise_handlers
+from .._core.rules import Entry, Table, type_of
+from .._core.settings import Settings
 from .._core.site import Site
 from .._core.value import Operand, Results, Value, is_value
 from .._joins.join import Structure, coerce, filled, structure_of, together
-from .._joins.zeros import is_filled_where_parts_are
+from .._joins.zeros import Zeros, is_filled_where_parts_are, with_zeros
 from .stacking import in_slices, is_batch
 
 
@@ -122,3 +130,83 @@ def _repeated(site: Site, condition: Any) -> Any:
         axes == tuple(range(depth)) and condition.aval.shape[:depth] == row.aval.shape
     )
     return row if is_in_front and depth < condition.aval.ndim else None
+
+
+# --- masks over values ----------------------------------------------------------------
+
+
+class Masking(OperandsHook):
+    """Shows the zeros beside a masked value as `Zeros`, if a rule of its type takes these."""
+
+    primitives = frozenset({"select_n", "jit"})
+
+    def __init__(self, analysis: Callable[[type], Any]) -> None:
+        self._analysis = analysis
+
+    def operands(
+        self, eqn: JaxprEqn, operands: Sequence[Any]
+    ) -> tuple[JaxprEqn, Sequence[Any]]:
+        if len(operands) != 3 or eqn.primitive.name == "jit" and not _only_chooses(eqn):
+            return eqn, operands
+        condition, *cases = operands
+        if is_value(condition) or not condition.aval.shape:
+            return eqn, operands
+        written = self._analysis(Written)
+        shown = [x if is_value(x) else with_zeros(written, x) for x in cases]
+        # A rule for a value beside zeros is asked, and none for two values.
+        is_beside = (
+            any(map(is_value, cases)) and shown != cases and all(map(is_value, shown))
+        )
+        tables = self._analysis(Settings).rules.tables
+        if is_beside and _is_taken(tables, operands, [condition, *shown]):
+            return eqn, [condition, *shown]
+        return eqn, operands
+
+
+register_operands_hook(Masking)
+
+
+def _only_chooses(eqn: JaxprEqn) -> bool:
+    """Whether a call does no more than choose by a mask, which it may broadcast: `jax.numpy.where`."""
+    body, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
+    if not body.eqns or body.eqns[-1].primitive.name != "select_n":
+        return False
+    *before, last = body.eqns
+    if last.outvars != body.outvars:
+        return False
+    cases = {*body.invars[len(consts) + 1 :]}
+    read = {x for inner in before for x in inner.invars if type(x) is Var}
+    return cases.isdisjoint(read) and cases == {
+        x for x in last.invars[1:] if type(x) is Var
+    }
+
+
+def _is_taken(tables: Sequence[Table], beside: Sequence[Any], shown: Sequence[Any]) -> bool:
+    """Whether a rule for a choice takes `Zeros`, and no rule for arrays comes before it.
+
+    Such a rule is of a nearer table, or for a more specific type.
+    """
+    for table in tables:
+        for_arrays, for_zeros = (
+            table.matches(lax.select_n_p, tuple(map(type_of, operands)))
+            for operands in (beside, shown)
+        )
+        for_zeros = [entry for entry in for_zeros if Zeros in entry.types]
+        if for_arrays or for_zeros:
+            own = {cls for entry in for_zeros for cls in _types_of(entry)}
+            others = {cls for entry in for_arrays for cls in _types_of(entry)}
+            return bool(own) and not any(
+                cls is not other and issubclass(cls, other)
+                for cls in others
+                for other in own
+            )
+    return False
+
+
+def _types_of(entry: Entry) -> Iterator[type[Value]]:
+    """The types of values that a rule is for."""
+    for annotated in entry.types:
+        classes = annotated.variadic_type if isvariadic(annotated) else (annotated,)
+        yield from (
+            cls for cls in classes if issubclass(cls, Value) and not issubclass(cls, Zeros)
+        )

@@ -37,7 +37,8 @@ class Zeros(Value):
     """An array that a program has filled with zeros.
 
     `Value.join` is shown it as an array. If there is no join with an array, it is shown it as
-    this, so that a type whose leaves are not zeros where it is zero can say what they are.
+    this, so that a type whose leaves are not zeros where it is zero can say what they are. A rule
+    for ``select_n`` that takes it beside a value is asked where a mask chooses between the two.
 
     A value plus it is the value; all else that computes gets it dense.
 
@@ -81,7 +82,9 @@ class Zeros(Value):
 
     @staticmethod
     def default(primitive: Primitive, values: Sequence[Any], params: dict[str, Any]) -> Any:
-        if leafwise_handlers.get(primitive.name) is Site.map_leaves:
+        handler = leafwise_handlers.get(primitive.name)
+        # A choice whose rule has declined is left to the policy, as one beside an array is.
+        if handler is Site.map_leaves or primitive.name == "select_n":
             return NotImplemented
         others = [x for x in values if not isinstance(x, Zeros)]
         if primitive.name in _ADDITIONS and len(others) == 1 and is_value(others[0]):

@@ -32,6 +32,7 @@ from ._base.structured import (
     total,
 )
 from ._matrices.matrix import Matrix
+from ._matrices.rules import masked
 
 
 class Uniform(Structured):
@@ -397,6 +398,10 @@ def _(which: Uniform, *cases: ArrayValue, primitive: Any) -> Any:
 @register("select_n")
 def _(which: Array, *cases: Array | Uniform) -> Any:
     return lax.select_n(which, *map(_dense, cases))
+
+
+jaxrewrite.register("select_n", types=(Array, Matrix, Zero))(masked)
+jaxrewrite.register("select_n", types=(Array, Zero, Matrix))(masked)
 
 
 @register("concatenate")

@@ -14,6 +14,7 @@ from oracle import make, materialised
 from reference import CASES
 
 import jaxrewrite
+from jaxrewrite.extend import Zeros
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
     BlockDiagonal,
@@ -390,6 +391,116 @@ def test_a_truth_value_for_all_entries_chooses_between_values():
     fn = lambda v, w: jnp.where(w > 1, v, 2 * v)
     assert isinstance(jaxrewrite.transform(fn, materialise="forbid")(v, w), Lora)
     check({"of two": fn}, v, w)
+
+
+MASKED = {
+    "where": lambda which, v: jnp.where(which, v, 0),
+    "elsewhere": lambda which, v: jnp.where(which, 0, v),
+    "zeros of the program": lambda which, v: jnp.where(which, jnp.zeros(v.shape), v),
+    "by integers": lambda which, v: lax.select_n(which.astype(int), v, jnp.zeros_like(v)),
+    "rows": lambda which, v: jnp.where(which[:, :1], v, 0),
+    "triangle": lambda which, v: jnp.triu(v, 2),
+}
+# The types with zeros that are no entries; for a mask, their structure is that of entries there.
+PATTERNS = {
+    **{name: name for name in ("diagonal", "banded", "tridiagonal", "triangular")},
+    **{"sparse": "sparse", "n_of_m": "n_of_m", "picked": "picked"},
+    **{"block_diagonal_square": "block_diagonal_square", "one_hot": "picked"},
+    "identity": "diagonal",
+}
+
+
+def with_wild_entries(v):
+    """The same structure with numbers that a product with zero would not make zero."""
+    wild = jnp.array([1.0, jnp.nan, -jnp.inf, jnp.inf, -2.0], v.dtype)
+    return jax.tree.map(
+        lambda x: jnp.resize(wild, x.shape) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+        v,
+    )
+
+
+@pytest.mark.parametrize("name", often(PATTERNS, ("diagonal", "banded", "sparse")))
+def test_a_mask_keeps_a_pattern(name, bulk):
+    """What it chooses stays as it is, and all else is zero, infinities and NaN included."""
+    rng = np.random.default_rng(2)
+    value = CASES[name].value(rng, shape=(8, 8))
+    which = jnp.asarray(rng.random(value.shape) < 0.5)
+    run = lambda *args: {name: fn(*args) for name, fn in MASKED.items()}
+    implicit = jaxrewrite.transform(run, materialise="forbid")
+    kept = CASES[PATTERNS[name]].type()
+    for v in (value, with_wild_entries(value)):
+        got = implicit(which, v)
+        assert {type(x) for x in got.values()} == {kept}
+        dense = run(which, jaxrewrite.materialise(v))
+        assert_same(jaxrewrite.materialise(got), dense, 0)
+    of_batch = jax.vmap(lambda which: implicit(which, value)["where"])(which[None])
+    np.testing.assert_array_equal(
+        jaxrewrite.materialise(of_batch)[0], dense_where(which, value)
+    )
+
+
+def dense_where(which, v):
+    return jnp.where(which, jaxrewrite.materialise(v), 0)
+
+
+def test_a_masked_matrix_is_differentiable():
+    """A number that the mask leaves out has no derivative, whatever it is."""
+    v = Tridiagonal(jnp.array([1.0, jnp.nan]), jnp.arange(3.0), jnp.array([2.0, 3.0]))
+    which = jnp.array([[True, True, False], [True, False, True], [True, False, True]])
+    square = lambda v: (MASKED["where"](which, v) ** 2 @ jnp.arange(1.0, 4.0)).sum()
+    implicit = jaxrewrite.transform(square, materialise="forbid")
+    of_dense = lambda v: square(v.materialise())
+    got, wanted = jax.grad(implicit)(v), jax.grad(of_dense)(v)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6)
+    assert got.lower[1] == 0
+
+
+def test_a_mask_beside_a_symbolic_zero_keeps_a_pattern():
+    which = jnp.eye(3, dtype=bool).at[0].set(False)
+    choose = jaxrewrite.transform(jnp.where, materialise="forbid")
+    v, zero = Diagonal(jnp.array([1.0, jnp.nan, 3.0])), Zero((3, 3))
+    for got, chosen in ((choose(which, v, zero), which), (choose(which, zero, v), ~which)):
+        assert isinstance(got, Diagonal)
+        np.testing.assert_array_equal(got.materialise(), dense_where(chosen, v))
+    one = jaxrewrite.transform(jnp.where, materialise="forbid")(jnp.array(True), v, zero)
+    assert isinstance(one, Diagonal)
+
+
+class Halves(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return self.x / 2
+
+
+def test_a_rule_for_a_mask_beside_written_zeros_is_of_the_users_own_tables():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("select_n")
+    def _(which: jax.Array, x: Halves, y: Zeros):
+        return Halves(lax.select_n(which, x.x, jnp.zeros_like(x.x)))
+
+    elsewhere, where = MASKED["elsewhere"], MASKED["where"]
+    which, v = jnp.array([[True, False]]), Halves(jnp.ones((1, 2)))
+    of_type = lambda fn, **options: type(
+        jax.eval_shape(jaxrewrite.transform(fn, materialise="allow", **options), which, v)
+    )
+    assert of_type(elsewhere, rules=rules) is Halves
+    assert of_type(where, rules=rules) is not Halves
+    assert of_type(elsewhere) is not Halves
+
+
+def test_a_rule_for_arrays_of_a_more_specific_type_comes_before_a_mask():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("select_n")
+    def _(which: jax.Array, x: jax.Array, y: Diagonal):
+        return Diagonal(7 * y.d)
+
+    which, v = jnp.ones((2, 2), bool), Diagonal(jnp.ones(2))
+    got = jaxrewrite.transform(MASKED["where"], rules=rules)(which, v)
+    np.testing.assert_array_equal(got.d, jnp.full(2, 7.0))
 
 
 def test_a_division_by_a_number_at_run_time_is_implicit_and_differentiable():

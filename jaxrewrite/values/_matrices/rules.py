@@ -16,7 +16,9 @@ from jax import lax
 from jax.extend.core import Literal
 from jaxtyping import Array
 
+import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, register, transform
+from jaxrewrite.extend import Zeros
 
 from .._base.contract import Labels, is_or_none, labels, transpose
 from .._base.gathers import fills
@@ -28,6 +30,7 @@ from .._base.structured import (
     is_zero_at,
     number_of,
     total,
+    zero_unless,
 )
 from .matrix import Matrix, closed_sum, negated, swapped
 from .monomial import Diagonal
@@ -295,14 +298,27 @@ def _(which: Array, *cases: Array | Matrix) -> Any:
     """The result is dense, if one of the cases is an array of this size."""
     if jnp.ndim(which) == 0 and all(isinstance(case, Matrix) for case in cases):
         return NotImplemented
-    dense = []
-    for case in cases:
-        if isinstance(case, Matrix):
-            if case.entries is None:
-                return NotImplemented
-            case = case.materialise()
-        dense.append(case)
-    return lax.select_n(which, *dense)
+    return _dense_choice(which, cases)
+
+
+def _dense_choice(which: Any, cases: Sequence[Any]) -> Any:
+    if any(isinstance(case, Matrix) and case.entries is None for case in cases):
+        return NotImplemented
+    return lax.select_n(which, *jaxrewrite.materialise(cases))
+
+
+@register("select_n", types=(Array, Matrix, Zeros))
+@register("select_n", types=(Array, Zeros, Matrix))
+def masked(which: Any, x: Any, y: Any) -> Any:
+    """A mask over a matrix chooses among its entries. The zeros around them stay."""
+    if jnp.ndim(which) == 0:
+        return NotImplemented
+    place = 0 if isinstance(x, Matrix) else 1
+    v = y if place else x
+    if v.entries != "pattern":
+        return _dense_choice(which, (x, y))
+    chosen = v.pick(which == place)
+    return v.map_entries(lambda entry, is_kept: zero_unless(is_kept, entry), chosen)
 
 
 @register("select_n")
