@@ -40,8 +40,11 @@ SEVERAL = (
 """Primitives of more operands, each of which may be annotated."""
 
 # The same, where few types have a rule of their own.
-_TWO_NAMED = (*TWO, "triangular_solve")
-_SEVERAL_NAMED = (*SEVERAL, "custom_linear_solve", "custom_vmap_call", "tridiagonal_solve")
+_TWO_NAMED = (*TWO, "cholesky_update", "householder_product", "triangular_solve")
+_SEVERAL_NAMED = (
+    *(*SEVERAL, "custom_linear_solve", "custom_vmap_call", "ormqr"),
+    "tridiagonal_solve",
+)
 
 REDUCING = ("reduce_sum", "reduce_max", "reduce_min")
 

@@ -34,12 +34,15 @@ _FACTORS: dict[str, tuple[Fraction | int, ...]] = {
     "cholesky": (Fraction(1, 2),),
     "eig": (1, 0, 0),
     "eigh": (0, 1),
+    # Below it are vectors that reflect, without units: see `_reflect`.
+    "hessenberg": (1, 0),
     # The factors for the columns are packed with those for the rows, which have no units,
     # and are read by solves with a unit diagonal.
     "lu": (1, 0, 0),
     "qr": (0, 1, 0),
     "schur": (1, 0),
     "svd": (1, 0, 0),
+    "tridiagonal": (1, 1, 1, 0),
 }
 
 
@@ -50,6 +53,19 @@ def _factorise(x: Unitful, *, primitive: Any, **params: Any) -> Any:
     if not primitive.multiple_results:
         return with_units(units[0], results)
     return list(map(with_units, units, results))  # There may be fewer results.
+
+
+@annotation_rule(Unitful, "householder_product", "ormqr")
+def _reflect(*operands: Any, primitive: Any, **params: Any) -> Any:
+    """Reflections by vectors that are packed with a factor, and do not have its units."""
+    _, _, *reflected = operands
+    units = units_of(*reflected) if reflected else NO_UNITS
+    return bind_numbers(primitive, operands, units, params)
+
+
+@annotation_rule(Unitful, "cholesky_update")
+def _update_factor(*operands: Any, primitive: Any, **params: Any) -> Any:
+    return bind_numbers(primitive, operands, same_units(primitive.name, operands), params)
 
 
 @annotation_rule(Unitful, "triangular_solve")

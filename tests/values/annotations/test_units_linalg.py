@@ -43,6 +43,11 @@ def tridiagonal(k, f):
     return lax.linalg.tridiagonal_solve(lower, jnp.diagonal(k), upper, f[:, None])
 
 
+def reflected(a, f):
+    packed, scales = lax.linalg.hessenberg(a)
+    return lax.linalg.ormqr(packed[1:, :3], scales, f[1:, None], left=True)
+
+
 def work(k, f):
     return f @ jnp.linalg.solve(k, f)
 
@@ -57,6 +62,9 @@ OF_STIFFNESS = {
     "conjugate gradients": (lambda k, f: jsp.sparse.linalg.cg(lambda x: k @ x, f)[0], "m"),
     "triangular": (lambda k, f: jsp.linalg.solve_triangular(k, f, trans=1), "m"),
     "tridiagonal": (tridiagonal, "m"),
+    "tridiagonal form": (lambda k, f: lax.linalg.tridiagonal(k)[1], "N/m"),
+    "scales of its reflections": (lambda k, f: lax.linalg.tridiagonal(k)[3], ""),
+    "updated factor": (lambda k, f: lax.linalg.cholesky_update(jnp.triu(k), k[0]), "N/m"),
     "implicit Euler": (implicit_euler, "m"),
     "of zeros": (
         lambda k, f: jnp.linalg.solve(k, jnp.zeros(4)) + jnp.linalg.solve(k, f),
@@ -88,6 +96,9 @@ OF_SHEAR = {
     "norm": (lambda a, f: jnp.linalg.norm(a, 2), "N/m"),
     "qr": (lambda a, f: jnp.linalg.qr(a)[1], "N/m"),
     "svd": (lambda a, f: jnp.linalg.svd(a)[1], "N/m"),
+    "hessenberg": (lambda a, f: jsp.linalg.hessenberg(a), "N/m"),
+    "basis of hessenberg": (lambda a, f: jsp.linalg.hessenberg(a, calc_q=True)[1], ""),
+    "in that basis": (reflected, "N"),
     "condition": (lambda a, f: jnp.linalg.cond(a), ""),
     "power": (lambda a, f: jnp.linalg.matrix_power(a, -2), "m^2 N^-2"),
 }
