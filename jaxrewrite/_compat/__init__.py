@@ -67,7 +67,7 @@ from .jaxprs import (
     without_constants as without_constants,
 )
 from .meshes import (
-    Call as Call,
+    Placing as Placing,
     call_on_mesh as call_on_mesh,
     trace_on_mesh as trace_on_mesh,
 )

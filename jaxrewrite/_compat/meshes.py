@@ -21,8 +21,8 @@ from .types import Jaxpr, ShapedArray
 # The other error is of a size, or of an axis to map, that does not fit the mesh.
 _NOT_PLACED = (ShardingTypeError, ValueError)
 
-# Calls a function, which is its first argument.
-Call = Callable[..., Any]
+Placing = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes a function whose steps are placed in some way."""
 
 
 def call_on_mesh(fn: Callable[..., Any], *operands: Any) -> Any:
@@ -36,41 +36,44 @@ def call_on_mesh(fn: Callable[..., Any], *operands: Any) -> Any:
     except _NOT_PLACED:
         if not _are_split(tree_leaves(operands)):
             raise
-    return _placed_by_compiler(fn, *operands)
+    return _by_compiler(fn)(*operands)
 
 
 def trace_on_mesh(
     fn: Callable[..., Sequence[Any]], avals: Sequence[Any], debug_info: Any
 ) -> tuple[Jaxpr, list[Any]]:
-    """Trace a function whose first argument calls what may not say how its steps are placed.
+    """Trace a function whose first argument makes another one, within it, place its steps.
 
     As `call_on_mesh`, without the steps that were traced in vain.
     """
     try:
-        return trace_to_jaxpr(functools.partial(fn, _plainly), avals, debug_info)
+        return trace_to_jaxpr(functools.partial(fn, _by_jax), avals, debug_info)
     except _NOT_PLACED:
         if not _are_split(avals):
             raise
-    return trace_to_jaxpr(functools.partial(fn, _placed_by_compiler), avals, debug_info)
+    return trace_to_jaxpr(functools.partial(fn, _by_compiler), avals, debug_info)
 
 
-def _plainly(fn: Callable[..., Any], *operands: Any) -> Any:
-    return fn(*operands)
+def _by_jax(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return fn
 
 
-def _placed_by_compiler(fn: Callable[..., Any], *operands: Any) -> Any:
-    declined: list[Any] = []
+def _by_compiler(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def placed(*operands: Any) -> Any:
+        declined: list[Any] = []
 
-    def results(*operands: Any) -> Any:
-        out = fn(*operands)
-        if out is NotImplemented:
-            declined.append(out)
-            return ()
-        return out
+        def results(*operands: Any) -> Any:
+            out = fn(*operands)
+            if out is NotImplemented:
+                declined.append(out)
+                return ()
+            return out
 
-    with mesh_of(map(leaf_aval, tree_leaves(operands))):
-        out = jax.sharding.auto_axes(results, out_sharding=PartitionSpec())(*operands)
-    return NotImplemented if declined else out
+        with mesh_of(map(leaf_aval, tree_leaves(operands))):
+            out = jax.sharding.auto_axes(results, out_sharding=PartitionSpec())(*operands)
+        return NotImplemented if declined else out
+
+    return placed
 
 
 def _are_split(leaves: Iterable[Any]) -> bool:

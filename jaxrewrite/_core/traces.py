@@ -257,8 +257,8 @@ class Rewriting:
         """Trace a function of values; ``NotImplemented`` if the function returns that."""
         out: list[Any] = []
 
-        def on_leaves(call: _compat.Call, *leaves: Any) -> list[Any]:
-            results = call(fn, *flat.rebuilt(leaves))
+        def on_leaves(placing: _compat.Placing, *leaves: Any) -> list[Any]:
+            results = placing(fn)(*flat.rebuilt(leaves))
             if results is NotImplemented:
                 out.append(NotImplemented)
                 return []
