@@ -12,10 +12,12 @@ from oracle import materialised
 from reference import CASES
 
 import jaxrewrite
+from jaxrewrite import transform
 from jaxrewrite.primitives import BINARY
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
     NF4,
+    Circulant,
     Constant,
     Diagonal,
     Interval,
@@ -28,6 +30,7 @@ from jaxrewrite.values import (
     OneHot,
     Picked,
     Quantised,
+    ScalarMatrix,
     Scaled,
     Sparse,
     Sum,
@@ -277,6 +280,14 @@ def test_double_precision_under_strict_promotion(name):
         x, i = jnp.asarray(X, "float64"), jnp.array([0, 2])
         v = STRICT[name](x)
         jax.eval_shape(materialised(programs), v, x, i)
+
+
+def test_complex_singular_values_under_strict_promotion():
+    d = jnp.array([1j, 2, 0])
+    with jax.numpy_dtype_promotion("strict"):
+        for v in Diagonal(d), ScalarMatrix(d[0], 3), Circulant(d):
+            u, s, vh = jax.eval_shape(transform(jnp.linalg.svd, materialise="forbid"), v)
+            assert (u.dtype, s.dtype, vh.dtype) == (d.dtype, jnp.float32, d.dtype)
 
 
 # --- products that are wanted in another dtype ------------------------------------------------
