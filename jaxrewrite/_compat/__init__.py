@@ -66,6 +66,11 @@ from .jaxprs import (
     with_results as with_results,
     without_constants as without_constants,
 )
+from .meshes import (
+    Placing as Placing,
+    call_on_mesh as call_on_mesh,
+    trace_on_mesh as trace_on_mesh,
+)
 from .parameters import (
     TREES_OF_SCAN as TREES_OF_SCAN,
     body_name as body_name,

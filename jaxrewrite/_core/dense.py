@@ -97,7 +97,7 @@ def make_dense(
 def materialised(value: Value, subject: str | None = None) -> Any:
     """The result of a value's ``materialise``; an error names ``subject``, or the type."""
     try:
-        return value.materialise()
+        return _compat.call_on_mesh(type(value).materialise, value)
     except Exception as error:
         if subject is None and isinstance(error, MaterialisationError):
             raise  # The message is complete already.

@@ -257,8 +257,8 @@ class Rewriting:
         """Trace a function of values; ``NotImplemented`` if the function returns that."""
         out: list[Any] = []
 
-        def on_leaves(*leaves: Any) -> list[Any]:
-            results = fn(*flat.rebuilt(leaves))
+        def on_leaves(placing: _compat.Placing, *leaves: Any) -> list[Any]:
+            results = placing(fn)(*flat.rebuilt(leaves))
             if results is NotImplemented:
                 out.append(NotImplemented)
                 return []
@@ -268,7 +268,7 @@ class Rewriting:
 
         debug_info = _compat.new_debug_info(name)
         with collected() as notices, use_settings(self._settings(flat)), flat.ctx.manager:
-            jaxpr, consts = _compat.trace_to_jaxpr(on_leaves, flat.avals, debug_info)
+            jaxpr, consts = _compat.trace_on_mesh(on_leaves, flat.avals, debug_info)
         (out_tree,) = out
         if out_tree is NotImplemented:
             return NotImplemented

@@ -31,6 +31,7 @@ from .._compat import JaxprEqn
 from .._core.settings import current_settings, use_settings
 from .._insight.costs import of_jaxpr
 from .._patterns.nested import Nesting
+from ..values._base.structured import promoted
 
 
 rules = Rules()
@@ -180,7 +181,7 @@ def entries(a: Any, b: Any) -> Any:
     """
     count = min(a.shape[0], b.shape[1])
     dtype = jnp.result_type(a, b)
-    wide = jnp.promote_types(dtype, jnp.float32)
+    wide = promoted(dtype, jnp.float32)
     return a[:count].astype(wide) * b[:, :count].T.astype(wide)
 
 

@@ -38,7 +38,9 @@ from jaxrewrite.values import (
     Named,
     Quantised,
     Scaled,
+    Symmetric,
     Tagged,
+    Toeplitz,
     Unitful,
 )
 
@@ -507,3 +509,37 @@ def test_training_has_the_collectives_of_the_program_by_hand(mesh, how, optimise
     assert len({str(s.index) for s in kernel.w.addressable_shards}) == (
         4 if axis == 0 else 2
     )
+
+
+# Their rules look up entries, reshape, and take Fourier transforms.
+UNPLACED = {
+    "Diagonal": lambda: Diagonal(jnp.arange(1.0, 9)),
+    "Kronecker": lambda: Kronecker(jnp.ones((2, 2)), KERNEL[:4, :4]),
+    "Toeplitz": lambda: Toeplitz(jnp.arange(8.0), jnp.arange(8.0)),
+}
+
+
+@pytest.mark.parametrize("name", choose.often(UNPLACED, ["Diagonal"]))
+def test_steps_that_jax_cannot_place_on_explicit_axes(name):
+    """The compiler places them, and the results are placed as those of the program."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
+    v, x = UNPLACED[name](), KERNEL[:, :8]
+    programs = lambda v, x: (v * x, v @ x)
+    want = programs(materialise(v), x)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(x, NamedSharding(mesh, P("data")))
+        got = jax.jit(lambda v, x: materialise(transform(programs)(v, x)))(v, x)
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, 1e-5, 1e-5)
+
+
+def test_values_become_dense_whose_leaves_are_split_over_explicit_axes():
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
+    rows = [Scaled(row, jnp.float32(i)) for i, row in enumerate(KERNEL)]
+    for v in Symmetric(KERNEL[:, :8]), jaxrewrite.stack(rows):
+        (x, *rest), treedef = jax.tree.flatten(v)
+        split = jax.device_put(x, NamedSharding(mesh, P("data")))
+        want = materialise(v)
+        with jax.set_mesh(mesh):
+            got = materialise(treedef.unflatten([split, *rest]))
+        np.testing.assert_array_equal(got, want)

@@ -12,10 +12,12 @@ from oracle import materialised
 from reference import CASES
 
 import jaxrewrite
+from jaxrewrite import transform
 from jaxrewrite.primitives import BINARY
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
     NF4,
+    Circulant,
     Constant,
     Diagonal,
     Interval,
@@ -24,10 +26,15 @@ from jaxrewrite.values import (
     LowRank,
     Masked,
     Named,
+    NMSparse,
     OneHot,
+    Picked,
     Quantised,
+    ScalarMatrix,
     Scaled,
+    Sparse,
     Sum,
+    Toeplitz,
     Unitful,
     UnitsError,
     Zero,
@@ -248,6 +255,39 @@ def test_rows_are_filled_in_under_strict_promotion():
     run = lambda v: jnp.take(v, jnp.array([1, 900], jnp.uint32), axis=0, mode="fill")
     with jax.numpy_dtype_promotion("strict"):
         assert_same(materialised(run)(v), run(jaxrewrite.materialise(v)), 1e-4)
+
+
+STRICT = {
+    "codes": lambda w: Quantised.quantise(w, 4, block=2),
+    "levels": lambda w: NF4.quantise(w, 2),
+    "low rank": lambda w: LowRank(w[:, :1], w[:1]),
+    "few of many": lambda w: NMSparse.prune(w, 2, 4),
+    "picked": lambda w: Picked(w[0], jnp.array([0, 3, 3, 1]), 4),
+    "sparse": Sparse.from_dense,
+    "Toeplitz": lambda w: Toeplitz(w[0], w[0]),
+}
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_double_precision_under_strict_promotion(name):
+    """A rule has dtypes and ranks of its own, which the program does not allow itself to mix."""
+
+    def programs(v, x, i):
+        return v @ x, v.T @ x, v + v.T, v.sum(0), v[i], jnp.linalg.norm(v)
+
+    strict = jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise")
+    with jax.enable_x64(True), strict[0], strict[1]:
+        x, i = jnp.asarray(X, "float64"), jnp.array([0, 2])
+        v = STRICT[name](x)
+        jax.eval_shape(materialised(programs), v, x, i)
+
+
+def test_complex_singular_values_under_strict_promotion():
+    d = jnp.array([1j, 2, 0])
+    with jax.numpy_dtype_promotion("strict"):
+        for v in Diagonal(d), ScalarMatrix(d[0], 3), Circulant(d):
+            u, s, vh = jax.eval_shape(transform(jnp.linalg.svd, materialise="forbid"), v)
+            assert (u.dtype, s.dtype, vh.dtype) == (d.dtype, jnp.float32, d.dtype)
 
 
 # --- products that are wanted in another dtype ------------------------------------------------

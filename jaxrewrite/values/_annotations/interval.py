@@ -16,7 +16,7 @@ from jaxtyping import Array
 from jaxrewrite.primitives import COMPARISON, DECREASING, INCREASING, UNARY
 
 from .._base import in_blocks
-from .._base.structured import disproved, inexact
+from .._base.structured import disproved, inexact, promoted
 from .declaration import (
     MOVING,
     SCATTER,
@@ -437,7 +437,7 @@ def _convert(x: Interval, *, primitive: Any, new_dtype: Any, **params: Any) -> A
         most = min(jnp.iinfo(new_dtype).bits, jnp.iinfo(x.dtype).bits)
         return _wrapped(bounds.lower, bounds.upper, _width(x) <= _unsigned(x, 2**most - 1))
     # The result for a number that is no such integer depends on the machine.
-    low, high = (x.astype(jnp.promote_types(x.dtype, "float32")) for x in _numbers(x))
+    low, high = (x.astype(promoted(x.dtype, "float32")) for x in _numbers(x))
     least, most = jnp.iinfo(new_dtype).min, jnp.iinfo(new_dtype).max
     return _unbounded(~((low > least - 1.0) & (low >= least) & (high < most + 1.0)), bounds)
 
@@ -611,7 +611,7 @@ def _bilinear(
         raise _refuse(primitive, "on integers")
     dtype = preferred_element_type or jnp.result_type(x.dtype, y.dtype)
     # JAX adds up numbers of 16 bits in 32.
-    wide = functools.reduce(jnp.promote_types, (x.dtype, y.dtype, dtype, "float32"))
+    wide = functools.reduce(promoted, (x.dtype, y.dtype, dtype, "float32"))
     params["preferred_element_type"] = jnp.dtype(wide)
     x, y = (_widened(operand, wide) for operand in (x, y))
     multiply = functools.partial(primitive.bind, **params)

@@ -291,6 +291,12 @@ def inexact(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 
 
+def promoted(a: Any, b: Any) -> Any:
+    """The dtype that holds both, also where the program allows itself no such promotions."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(a, b)
+
+
 def as_inexact(x: Any) -> Any:
     """An array, whose integers and truth values become floats as in `jax.numpy.linalg`."""
     return x if inexact(x) else x.astype(float)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Inexact
 
-from .._base.structured import as_inexact
+from .._base.structured import as_inexact, promoted
 
 
 def power_of_two(exponent: Any) -> Any:
@@ -54,7 +54,7 @@ class Determinant(NamedTuple):
     def of(cls, numbers: Inexact[Array, "*batch n"]) -> Determinant:
         """The products of numbers along the last axis."""
         real = abs(numbers).dtype
-        log = jnp.zeros(numbers.shape, jnp.promote_types(real, jnp.float32))
+        log = jnp.zeros(numbers.shape, promoted(real, jnp.float32))
         return cls(numbers, log).product()
 
     @classmethod
@@ -62,7 +62,7 @@ class Determinant(NamedTuple):
         r"""The determinants of dense matrices, of shape (\*batch, n, n)."""
         a = as_inexact(a)
         dtype = a.dtype
-        a = a.astype(jnp.promote_types(dtype, jnp.float32))  # LAPACK is not for 16 bits.
+        a = a.astype(promoted(dtype, jnp.float32))  # LAPACK is not for 16 bits.
         # Rows are scaled first, because JAX multiplies the entries of small matrices.
         rows = power_of_two(jnp.log2(abs(a).max(-1, initial=0)))
         a = a / rows[..., None]

@@ -171,10 +171,8 @@ class Diagonal(OnDiagonal):
         return jnp.take_along_axis(self.d.real, order, -1), vectors
 
     def known_svd(self) -> Any:
-        size = abs(self.d)
-        phase = jnp.where(size > 0, self.d / jnp.where(size > 0, size, 1), 1)
         identity = Identity(self.d.shape[-1], self.dtype, self.batch)
-        return sorted_svd(Diagonal(phase.astype(self.dtype)), size, identity)
+        return sorted_svd(Diagonal(_phase(self.d)), abs(self.d), identity)
 
     def known_cholesky(self) -> Any:
         # The imaginary part of the diagonal is ignored, as in LAPACK.
@@ -197,10 +195,15 @@ def sorted_svd(u: Any, size: Any, vh: Any) -> tuple[Any, Any, Any]:
 
 def svd_of_spectrum(values: Any, vectors: Any) -> tuple[Any, Any, Any]:
     """The decomposition of a normal matrix; the vectors on the left have the phases."""
-    size = abs(values)
-    phase = jnp.where(size > 0, values / jnp.where(size > 0, size, 1), 1)
-    left = matrix_product(vectors, Diagonal(phase.astype(vectors.dtype)))
-    return left, size, adjoint(vectors)
+    left = matrix_product(vectors, Diagonal(_phase(values).astype(vectors.dtype)))
+    return left, abs(values), adjoint(vectors)
+
+
+def _phase(x: Any) -> Any:
+    """The number of magnitude 1 that x has as a factor; 1 for zero."""
+    size = abs(x)
+    divisor = jnp.where(size > 0, size, 1).astype(x.dtype)
+    return jnp.where(size > 0, x / divisor, 1)
 
 
 class Identity(OnDiagonal):
@@ -456,9 +459,7 @@ class ScalarMatrix(OnDiagonal):
         return self.diagonal().real, self._one()
 
     def known_svd(self) -> Any:
-        size = abs(self.c)
-        phase = jnp.where(size > 0, self.c / jnp.where(size > 0, size, 1), 1)
-        unitary = ScalarMatrix(phase.astype(self.dtype), self.rows)
+        unitary = ScalarMatrix(_phase(self.c), self.rows)
         return unitary, abs(self.diagonal()), self._one()
 
     def known_cholesky(self) -> Any:

@@ -16,7 +16,7 @@ from jax import lax
 
 import jaxrewrite
 
-from .._base.structured import inexact
+from .._base.structured import inexact, promoted
 from .low_rank import LowRank
 from .scaled import Scaled
 from .sum import Sum
@@ -34,7 +34,7 @@ def norm(v: Any, axes: tuple[int, ...]) -> Any:
         pair = v.as_matrices()
         if pair is None or not v.rank:
             return NotImplemented
-        wide = jnp.promote_types(v.dtype, jnp.float32)  # QR is not for 16 bits.
+        wide = promoted(v.dtype, jnp.float32)  # QR is not for 16 bits.
         return _of_factors(*(x.astype(wide) for x in pair), axes)
     if isinstance(v, Scaled):
         if v.scale.ndim > v.ndim + min(axes):

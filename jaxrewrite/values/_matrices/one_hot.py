@@ -21,6 +21,7 @@ from .._base.structured import (
     inexact,
     is_class,
     one_where,
+    promoted,
     total,
     zero_unless,
 )
@@ -355,7 +356,7 @@ def _scattered(x: Any, columns: Any, classes: int, axis: int) -> Any:
 
     for _ in range(batch):
         add_up = jax.vmap(add_up)
-    wide = jnp.promote_types(x.dtype, jnp.float32 if inexact(x) else jnp.int32)
+    wide = promoted(x.dtype, jnp.float32 if inexact(x) else jnp.int32)
     rows = jnp.moveaxis(x, axis, batch).astype(wide)
     return jnp.moveaxis(add_up(columns, rows), batch, axis).astype(x.dtype)
 

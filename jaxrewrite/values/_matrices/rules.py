@@ -29,6 +29,7 @@ from .._base.structured import (
     is_number,
     is_zero_at,
     number_of,
+    promoted,
     total,
     zero_unless,
 )
@@ -55,7 +56,7 @@ def _times_array(
         return NotImplemented  # The rows, for example, are a batch axis of the product.
     free = row if summed == column else column
     dtype = params["preferred_element_type"] or jnp.result_type(x.dtype, v.dtype)
-    wide = jnp.promote_types(jnp.promote_types(x.dtype, v.dtype), dtype)
+    wide = promoted(promoted(x.dtype, v.dtype), dtype)
     if v.dtype != wide:  # For example, a sum of small integers may need a wider dtype.
         if v.entries is None and not is_linear_cast(v, wide):
             return NotImplemented

@@ -508,7 +508,7 @@ def _added(data: Any, indices: Any, shape: tuple[int, int]) -> Any:
     where a derivative rule adds tangents.
     """
     size = min(len(data), math.prod(shape))
-    outside = jnp.array(shape, indices.dtype)
+    outside = jnp.array([shape], indices.dtype)
     is_inside = (indices < outside).all(-1, keepdims=True)
     indices = jnp.where(is_inside, indices, outside)
     order = jnp.lexsort((indices[:, 1], indices[:, 0]))

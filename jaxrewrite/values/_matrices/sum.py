@@ -16,7 +16,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, primitives, register, transform
 
 from .._base.linear import Linear
-from .._base.structured import inexact, number_of
+from .._base.structured import inexact, number_of, promoted
 from .algebra import (
     LinearAlgebra,
     diagonal_of,
@@ -166,7 +166,7 @@ class Sum(LinearAlgebra, Linear):
             matvec = lambda x: jaxrewrite.materialise(multiply(self, x))
             transposed = fixed.transposed()
             # The solution has this dtype, and JAX's solve takes a right side of the same.
-            b = b.astype(jnp.promote_types(b.dtype, self.dtype))
+            b = b.astype(promoted(b.dtype, self.dtype))
             return lax.custom_linear_solve(matvec, b, solve(fixed), solve(transposed))
 
         return solve_columns(solved, x, axis, len(self.batch))

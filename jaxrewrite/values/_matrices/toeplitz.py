@@ -20,6 +20,7 @@ from .._base.structured import (
     inexact,
     nothing,
     nothing_field,
+    promoted,
 )
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, on_axis
@@ -381,7 +382,7 @@ class _Fourier(Matrix):
     def __init__(
         self, rows: int, of_dtype: Any, of_batch: Sequence[int], conjugated: bool = False
     ):
-        of_dtype = jnp.promote_types(of_dtype, jnp.complex64)
+        of_dtype = promoted(of_dtype, jnp.complex64)
         vars(self).update(
             rows=rows, of_dtype=of_dtype, conjugated=conjugated, _nothing=nothing(of_batch)
         )
@@ -422,7 +423,7 @@ def _repeated(x: Any, n: int) -> Any:
 
 
 def _wide(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
+    return promoted(dtype, jnp.float32)
 
 
 def _fast_size(n: int) -> int:

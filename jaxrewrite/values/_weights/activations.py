@@ -18,6 +18,7 @@ import jaxrewrite
 from jaxrewrite.extend import warn_from_rule
 
 from .._base.contract import Labels, along_result
+from .._base.structured import promoted
 from .coded import blockwise, convolved, scale_in
 from .digits import MOST_SUMMED, integer_products, is_summable, largest
 from .products import are_integers_fast, multiplied
@@ -64,7 +65,7 @@ def _scale(v: Quantised, x: Any, axes: Sequence[int]) -> Any:
 
     It is NaN if one of them is not finite, since integers could not show that.
     """
-    wide = lax.stop_gradient(x).astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = lax.stop_gradient(x).astype(promoted(x.dtype, jnp.float32))
     most = lax.expand_dims(largest(wide, axes), axes)
     finite = jnp.isfinite(most)
     if v.activations == "static":

@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 import jaxrewrite
 
+from .._base.structured import promoted
 from .dora import Dora
 from .lora import Lora
 from .rescaled import Rescaled
@@ -95,7 +96,7 @@ def _from_svd(
 def _nearest(x: Any, axes: WeightAxes, adapter: Adapter) -> tuple[Array, Array]:
     """The factors of the change that is the nearest to an array: its largest singular values."""
     batch, rows, cols = _sizes(x, axes)
-    rank, dtype = adapter.rank, jnp.promote_types(x.dtype, jnp.float32)
+    rank, dtype = adapter.rank, promoted(x.dtype, jnp.float32)
     order = [i for i in range(x.ndim) if i not in (*axes.rows, *axes.cols)]
     moved = jnp.transpose(x.astype(dtype), (*order, *axes.rows, *axes.cols))
     matrix = moved.reshape(*batch, math.prod(rows), math.prod(cols))

@@ -18,7 +18,7 @@ from jaxrewrite._axes.blocks import groups
 
 from .._base.contract import sides
 from .._base.gathers import fills
-from .._base.structured import Structured, fields_of, is_value
+from .._base.structured import Structured, fields_of, is_value, promoted
 
 
 class Concatenated(Structured):
@@ -407,7 +407,7 @@ def _(x: Concatenated, y: ArrayLike, *, primitive, dimension_numbers, **params) 
     dtype = params.pop("preferred_element_type")
     dtype = jnp.result_type(x, y) if dtype is None else dtype
     is_rounded = is_summed and jnp.issubdtype(dtype, jnp.inexact)
-    wide = jnp.promote_types(dtype, jnp.float32) if is_rounded else dtype
+    wide = promoted(dtype, jnp.float32) if is_rounded else dtype
 
     def product(part: Any, start: int, length: int) -> Any:
         own = other if along is None else _cut(other, along, start, length)

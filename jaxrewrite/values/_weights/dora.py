@@ -15,6 +15,7 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import primitives
 
+from .._base.structured import promoted
 from .._matrices.algebra import on_fields
 from .lora import Adapted, Lora
 from .rescaled import Rescaled
@@ -187,7 +188,7 @@ def _lengths(v: Lora) -> Any:
     batch = [i for i in axes if i not in rows and i not in cols]
     kept = [i for i in axes if i not in rows]
     r, s = ndim, ndim + 1  # The rank, twice.
-    dtype = jnp.promote_types(v.dtype, jnp.float32)
+    dtype = promoted(v.dtype, jnp.float32)
     w = v.w if v.w.ndim == ndim else jnp.broadcast_to(v.w, v.shape)
     a, b = v.a.astype(dtype) * v.scale, v.b.astype(dtype)
     dot = functools.partial(jnp.einsum, precision="highest", preferred_element_type=dtype)

@@ -14,6 +14,7 @@ from jaxtyping import Array
 
 import jaxrewrite
 
+from .._base.structured import promoted
 from .coded import (
     Coded,
     blockwise,
@@ -192,7 +193,7 @@ def numbers_of_bits(codes: Any, format: str, dtype: Any) -> Any:
 # A user's subclass is made outside, where its checks may look at the numbers.
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _quantised(w: Any, dtype: Any, sizes: tuple[int, ...]) -> Float8:
-    wide = w.astype(jnp.promote_types(w.dtype, jnp.float32))
+    wide = w.astype(promoted(w.dtype, jnp.float32))
     most = float(jnp.finfo(dtype).max)
     scale = scale_in(w.dtype, of_blocks(jnp.max, abs(wide), sizes) * (1 / most), most)
     codes = blockwise(jnp.divide, wide, scale.astype(wide.dtype))

@@ -13,7 +13,7 @@ from jaxtyping import Array
 import jaxrewrite
 
 from .._base.random_keys import check_key
-from .._base.structured import Structured
+from .._base.structured import Structured, promoted
 from .coded import blockwise, of_blocks, relative, sizes_along, with_nan
 
 
@@ -186,7 +186,7 @@ def _sizes(shape: Sequence[int], block: int) -> tuple[int, ...]:
 def _moment(x: Any, block: int, before: Any = None, key: Any = None) -> Moment:
     """An array in 8 bits, to the nearest, or by a key as `quantised_moments` says."""
     sizes = _sizes(x.shape, block)
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.astype(promoted(x.dtype, jnp.float32))
     most = of_blocks(jnp.max, abs(wide), sizes)
     scale = with_nan(most, wide, sizes)
     has_signs = of_blocks(jnp.max, -wide, sizes) > 0

@@ -17,6 +17,7 @@ from jaxtyping import Array, ArrayLike
 import jaxrewrite
 from jaxrewrite.extend import Zeros
 
+from .._base.structured import promoted
 from .coded import (
     Coded,
     block_sizes,
@@ -236,7 +237,7 @@ def _packed(codes: Any) -> Any:
 # A user's subclass is made outside, where its checks may look at the numbers.
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _quantised(w: Any, sizes: tuple[int, ...], scale_block: int) -> NF4:
-    wide = w.astype(jnp.promote_types(w.dtype, jnp.float32))
+    wide = w.astype(promoted(w.dtype, jnp.float32))
     magnitude = with_nan(of_blocks(jnp.max, abs(wide), sizes), wide, sizes)
     # The sum of the magnitudes may be larger than the largest number.
     greatest = magnitude.max(initial=0, keepdims=True)

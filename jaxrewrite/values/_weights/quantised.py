@@ -14,6 +14,7 @@ from jaxtyping import Array
 
 import jaxrewrite
 
+from .._base.structured import promoted
 from .coded import (
     Coded,
     blockwise,
@@ -307,7 +308,7 @@ class Quantised(Coded):
     def encoded(self, x: jax.Array, sizes: Sequence[int]) -> Any:
         if self.activation_range is not None:
             return NotImplemented  # It is of a weight.
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        wide = promoted(x.dtype, jnp.float32)
         top = jaxrewrite.transform(most_of)(self.q).astype(wide)
         q, scale, zero = _rounded(x, top, self.q.dtype, sizes, self.zero is None)
         if self.zero is not None:
@@ -384,7 +385,7 @@ def _rounded(
     """The same, with the largest integer, which may be an array, and the dtype of the integers."""
     # In a wide dtype the quotient is rounded only once, to the integer. A division by a constant
     # would be a product with its inverse in some programs, and another number in others.
-    wide = w.astype(jnp.promote_types(w.dtype, jnp.float32))
+    wide = w.astype(promoted(w.dtype, jnp.float32))
     low, high = (of_blocks(extreme, wide, sizes) for extreme in (jnp.min, jnp.max))
     if symmetric:
         scale = scale_in(w.dtype, jnp.maximum(high, -low) * (1 / top), top)

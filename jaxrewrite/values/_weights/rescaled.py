@@ -15,7 +15,7 @@ import jaxrewrite
 from jaxrewrite import primitives
 
 from .._base.contract import along_result, sides
-from .._base.structured import Structured
+from .._base.structured import Structured, promoted
 from .coded import aligned, blockwise, check_blocks, rescaled, spread, weights_or_rows
 
 
@@ -138,7 +138,7 @@ def _(x: Rescaled, y: ArrayLike, *, dimension_numbers, primitive, **params) -> A
     """Multiply the array before the product, or the result after it."""
     dtype = jnp.result_type(x, y)
     wanted = params.get("preferred_element_type") or dtype
-    if params.get("out_sharding") is not None or jnp.promote_types(dtype, wanted) != wanted:
+    if params.get("out_sharding") is not None or promoted(dtype, wanted) != wanted:
         return NotImplemented
     seen = sides(Rescaled, x, y, dimension_numbers)
     v = seen.v

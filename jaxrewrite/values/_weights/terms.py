@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._base.contract import Labels, along_result, contract, labels
+from .._base.structured import promoted
 from .coded import Coded, blockwise
 
 
@@ -25,7 +26,7 @@ class Terms(NamedTuple):
     def wide(self) -> Any:
         """The dtype of sums. Levels may be as large as 255, which overflow 16 bits."""
         with jax.numpy_dtype_promotion("standard"):
-            return jnp.promote_types(self.dtype, jnp.float32)
+            return promoted(self.dtype, jnp.float32)
 
     def of(self, v: Any, x: Any) -> Terms:
         """The same, with the dtype of the result."""
