@@ -473,4 +473,6 @@ def _namesake(name: str) -> str:
     """How to call the function of a namespace that has the name of a method."""
     if callable(getattr(jnp, name, None)):
         return f", or call jaxrewrite.numpy.{name}(value)"
+    if name == "nbytes":
+        return ". What a value stores is jaxrewrite.values.nbytes(value).implicit"
     return ", or on jaxrewrite.materialise(value)"

@@ -101,6 +101,23 @@ def has_rank(axes: Axes, ndim: int) -> bool:
     return ndim == len(axes.array)
 
 
+def tells_lengths(axes: Axes, shape: Sequence[int]) -> bool:
+    """Whether the leaves of an array of this shape can tell its lengths.
+
+    ``shape`` has not the axes that the type makes. An axis that all leaves have in blocks of a
+    number of entries is as long as its blocks, so none of these may be shorter.
+    """
+    at = positions(axes, len(shape))
+    terms = [term for terms in axes.leaves.values() for term in terms if not term.is_rest]
+    told = {term.name for term in terms if term.block is None}.union(*axes.sizes.values())
+    return all(
+        shape[i] % int(term.block) == 0
+        for term in terms
+        if term.name not in told and term.block is not None and term.block.isdigit()
+        for i in at[term.name]
+    )
+
+
 def sizes_of(axes: Axes, names: Sequence[str], shape: Sequence[int]) -> tuple[int, ...]:
     at = positions(axes, len(shape))
     return tuple(shape[i] for name in names for i in at[name])

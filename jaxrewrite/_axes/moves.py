@@ -39,6 +39,7 @@ from .layout import (
     has_rank,
     leaves_of,
     locate,
+    tells_lengths,
     to_grid,
     wanted_grid,
 )
@@ -373,6 +374,8 @@ def from_grids(
     The array has the axes ``batch``, and behind them the axes that the type makes, ``leafless``.
     """
     axes = children.axes
+    if not tells_lengths(axes, batch):
+        return NotImplemented
     leaves: list[Any] = []
     blocks: dict[str, set[int]] = {name: set() for name in axes.blocks}
     for field, grid in zip(children.fields, grids, strict=True):

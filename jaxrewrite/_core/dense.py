@@ -22,17 +22,20 @@ class Reason(NamedTuple):
     def on(self, primitive: Primitive, cls: type) -> str:
         return self.what.format(primitive=primitive.name, cls=cls.__name__)
 
+    def remedy_of(self, primitive: Primitive, cls: type[Value]) -> str:
+        """What to write, which the type may know better."""
+        return cls._remedies.get(primitive.name, self.remedy.format(cls=cls.__name__))
+
     def refusal(self, primitive: Primitive, cls: type[Value]) -> MaterialisationError:
         """The error if the policy forbids it."""
-        remedy = cls._remedies.get(primitive.name)
         return MaterialisationError(
             f"{self.on(primitive, cls)}, which may not be made dense here "
-            "(materialise='forbid')." + (f" {remedy}." if remedy else "")
+            f"(materialise='forbid'). {self.remedy_of(primitive, cls)}."
         )
 
     def warning(self, primitive: Primitive, cls: type[Value]) -> tuple[str, ...]:
         """The arguments of the `MaterialisationWarning` if the policy is to warn."""
-        remedy = cls._remedies.get(primitive.name, self.remedy.format(cls=cls.__name__))
+        remedy = self.remedy_of(primitive, cls)
         text = (
             f"{self.on(primitive, cls)}, which is made dense. {remedy}, or pass "
             "materialise='allow' if this is meant."

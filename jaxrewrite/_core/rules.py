@@ -456,8 +456,8 @@ def check_table(rules: object) -> None:
     """Raise `TypeError` unless this is a table of rules, or none."""
     if rules is not None and not isinstance(rules, Table):
         raise TypeError(
-            f"rules= takes one table, a jaxrewrite.Rules; got a {type(rules).__name__}. Nest "
-            "transforms for several tables."
+            f"rules= takes one table, a jaxrewrite.Rules; got a {type(rules).__name__}. "
+            "Register all rules in one. Of nested transforms, the outer one alone meets values."
         )
 
 

@@ -7,6 +7,10 @@ import textwrap
 from typing import NamedTuple
 
 
+_MAX_NAMES = 4
+"""How many skipped checks are named for one reason."""
+
+
 class Skipped(NamedTuple):
     """A check that was not made, and why."""
 
@@ -50,8 +54,14 @@ class Checked:
         reasons: dict[str, list[str]] = {}
         for check, why in self.skipped:
             reasons.setdefault(why, []).append(check)
-        lines += [f"  not {', '.join(names)}: {why}" for why, names in reasons.items()]
+        lines += [f"  not {_first_of(names)}: {why}" for why, names in reasons.items()]
         return "\n".join(lines)
+
+
+def _first_of(names: list[str]) -> str:
+    """Names in a short text. The rest is for a program to read."""
+    shown, more = names[:_MAX_NAMES], len(names) - _MAX_NAMES
+    return ", ".join(shown) + (f" and {more} more, in .skipped" if more > 0 else "")
 
 
 class Findings:

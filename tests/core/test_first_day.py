@@ -144,6 +144,10 @@ MISTAKES = {
         lambda: transform(lambda x: lax.cond(True, lambda: CODES, lambda: x))(WEIGHT),
         ["closes over CODES (Quantised)", "Pass it as an argument"],
     ),
+    "the bytes of a value": (
+        lambda: PAIR.nbytes,
+        ["'Pair'", "jaxrewrite.values.nbytes(value).implicit"],
+    ),
     "units that are closed over": (
         lambda: transform(lambda t: GRAVITY * t**2)(TIME),
         ["Unitful of a Unitful", "closes over GRAVITY (Unitful)", "Pass it as an argument"],

@@ -11,7 +11,7 @@ from reference import CASES
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, testing, values
-from jaxrewrite.testing import check_value, numbers
+from jaxrewrite.testing import Checked, Skipped, check_value, numbers
 from jaxrewrite.testing._culprits import Culprits
 from jaxrewrite.testing._more_programs import more_programs, programs_on_two
 from jaxrewrite.testing._programs import programs
@@ -72,6 +72,15 @@ def test_a_right_type_passes(bulk):
     assert "another type" in skipped["the rule for add on (Scaled, Diagonal)"]
     assert f"Scaled: {len(checked)} checks passed." in str(result)
     assert "not the rule for svd on (Scaled): no operands are made for it" in str(result)
+
+
+def test_a_reason_names_a_few_of_what_it_kept_from_being_checked():
+    skipped = tuple(Skipped(f"check {i}", "it has no aval") for i in range(6))
+    text = str(Checked("Scaled", ("pytree",), skipped))
+    assert (
+        "not check 0, check 1, check 2, check 3 and 2 more, in .skipped: it has no aval"
+        in text
+    )
 
 
 @pytest.mark.slow

@@ -497,6 +497,33 @@ def test_a_slice_of_whole_blocks_has_a_scale_for_each():
     assert every_second.scale.shape == (2, 3)
 
 
+class Fours(ArrayValue):
+    """Each entry four times: no leaf tells the length of a part of a block."""
+
+    x: Array
+    axes = {"self": "... i", "x": "... i/4"}
+
+    def materialise(self):
+        return jnp.repeat(self.x, 4, -1)
+
+
+@pytest.mark.parametrize(
+    ("move", "cls"),
+    [
+        (lambda v: v[:4], Fours),
+        (lambda v: v.reshape(3, 4), Fours),
+        (lambda v: v[:2], jax.Array),
+        (lambda v: v.reshape(6, 2), jax.Array),
+        (lambda v: lax.broadcast_in_dim(v, (12, 2), (0,)), jax.Array),
+    ],
+)
+def test_a_part_of_a_block_has_no_form_where_no_leaf_tells_its_length(move, cls):
+    v = Fours(numbers(3))
+    moved = jaxrewrite.transform(move, materialise="allow")(v)
+    assert isinstance(moved, cls)
+    testing.assert_same(jaxrewrite.materialise(moved), move(v.materialise()))
+
+
 class Tiles(ArrayValue):
     """Blocks that are square, and as deep as is said apart; their sizes are metadata."""
 

@@ -101,7 +101,9 @@ class Sum(LinearAlgebra, Linear):
         "cholesky": "A sum has no triangular factor with structure, but it can be solved with, and "
         "has a determinant. For the density of a normal distribution pass "
         "rules=jaxrewrite.patterns.normal: see 'Cholesky factors of sums' in the docs "
-        "(structure.rst)"
+        "(structure.rst)",
+        "lu": "Some sums are solved without factors, such as a Kronecker product of two Symmetric "
+        "matrices and a multiple of the identity: see 'Linear algebra' in the docs (values.rst)",
     }
 
     def __post_init__(self) -> None:
