@@ -23,7 +23,6 @@ class Reason(NamedTuple):
         return self.what.format(primitive=primitive.name, cls=cls.__name__)
 
     def remedy_of(self, primitive: Primitive, cls: type[Value]) -> str:
-        """What to write, which the type may know better."""
         return cls._remedies.get(primitive.name, self.remedy.format(cls=cls.__name__))
 
     def refusal(self, primitive: Primitive, cls: type[Value]) -> MaterialisationError:
@@ -36,10 +35,8 @@ class Reason(NamedTuple):
     def warning(self, primitive: Primitive, cls: type[Value]) -> tuple[str, ...]:
         """The arguments of the `MaterialisationWarning` if the policy is to warn."""
         remedy = self.remedy_of(primitive, cls)
-        text = (
-            f"{self.on(primitive, cls)}, which is made dense. {remedy}, or pass "
-            "materialise='allow' if this is meant."
-        )
+        text = f"{self.on(primitive, cls)}, which is made dense. {remedy}, or pass "
+        text += "materialise='allow' if this is meant."
         return text, primitive.name, cls.__name__, remedy
 
 

@@ -200,10 +200,9 @@ class Value(PyTree):
         Parameters
         ----------
         other
-            A value or an array, of this value's shape and dtype. It shows the structure
-            that this value meets. Its arrays may not exist when this value is converted.
-            Zeros that a program writes come as an array, and, if that gives no result and this
-            type is not zero where its leaves are, as a `jaxrewrite.extend.Zeros`.
+            A value or an array, of this value's shape and dtype. It shows the structure that
+            this value meets. Its arrays may not exist when this value is converted. Written
+            zeros are an array, and without a result a `jaxrewrite.extend.Zeros`.
 
         Returns
         -------
