@@ -220,7 +220,8 @@ are values, if they differ only in these; else the result of the types' ``join``
 loop's carry is the least fixed point of joining. If it starts as an array of two axes or more
 that the program has just filled with zeros, and a turn returns a value or adds one to it, the
 zeros become a value of that structure, provided that it is zero where its leaves are, as the program
-of its ``materialise`` tells, or that its ``join`` takes an array. So do zeros that a turn or one branch of a conditional returns, and
+of its ``materialise`` tells, or that its ``join`` takes an array or an ``extend.Zeros``. So do zeros that a turn or one branch of a conditional
+returns, and a value that is zero for any leaves, such as a ``values.Zero``; and
 ``jnp.where`` of one truth value joins two values as a conditional does. Where the type can't be
 zero, and for all other numbers that a program writes, they are the array that they are, with which
 the type's ``join`` may go on, as that of an annotation does.
