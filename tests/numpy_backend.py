@@ -153,10 +153,10 @@ class _New:
 
 
 def _lower(eqns: list[Any], jaxpr: Any, params: Any) -> None:
-    """Lower a program of these equations, whose operands are what none of them gives."""
+    """Lower a program of these equations, each of which has operands of its own."""
+    eqns = list(map(_by_itself, eqns))
     results = [v for eqn in eqns for v in eqn.outvars if not isinstance(v, core.DropVar)]
-    used = [v for eqn in eqns for v in eqn.invars if not isinstance(v, core.Literal)]
-    operands = list(dict.fromkeys(v for v in used if v not in set(results)))
+    operands = [v for eqn in eqns for v in eqn.invars if not isinstance(v, core.Literal)]
     program = _compat.new_jaxpr(operands, results, eqns, jaxpr.debug_info, jaxpr.is_high)
     arrays = [_zeros(v.aval) for v in operands]
     n, m = len(operands), len(results)
@@ -172,6 +172,14 @@ def _lower(eqns: list[Any], jaxpr: Any, params: Any) -> None:
         lowering_platforms=None,
         lowering_parameters=mlir.LoweringParameters(),
         pgle_profiler=None,
+    )
+
+
+def _by_itself(eqn: Any) -> Any:
+    """The equation on new variables: a program and one within it may have the same."""
+    new = lambda v: v if isinstance(v, (core.Literal, core.DropVar)) else core.Var(v.aval)
+    return eqn.replace(
+        invars=list(map(new, eqn.invars)), outvars=list(map(new, eqn.outvars))
     )
 
 

@@ -32,6 +32,7 @@ from .coded import (
     with_nan,
 )
 from .packed import packed
+from .processor import gathers_faster
 
 
 # The quantiles of a normal distribution, including zero: appendix E of the paper.
@@ -278,13 +279,15 @@ def _(v: NF4, c: ArrayLike, **params) -> Any:
     return dataclasses.replace(quotient, scale_scale=finite.scale_scale)
 
 
-# A level by a choice for each bit of its code, which compiles slower and runs faster than a
-# lookup. JAX would split the choices of a loop in two for its derivative, and keep their constants
-# in full size.
+# A level of a part of an array, which a loop decodes. JAX would split the choices of a loop in two for
+# its derivative, and keep their constants in full size.
 chosen_level_p = Primitive("chosen_level")
 
 
 def _chosen(codes: jax.Array, *, dtype: Any) -> jax.Array:
+    """The levels: looked up, or by a choice for each bit of their codes."""
+    if gathers_faster():
+        return jnp.asarray(LEVELS, dtype).at[codes].get(mode="promise_in_bounds")
     some: list[Any] = list(LEVELS.astype(dtype))
     for bit in range(4):
         is_set = codes & jnp.uint8(2**bit) != 0

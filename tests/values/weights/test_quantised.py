@@ -116,10 +116,13 @@ def test_nf4_levels_are_those_of_the_paper():
     assert (dense[7] == 0).all()
 
 
-def test_choices_by_bits_are_a_lookup_of_levels():
-    from jaxrewrite.values._weights.nf4 import LEVELS, chosen_level_p
+@pytest.mark.parametrize("gathers_faster", [True, False])
+def test_choices_by_bits_are_a_lookup_of_levels(gathers_faster, monkeypatch):
+    from jaxrewrite.values._weights import nf4
+    from jaxrewrite.values._weights.nf4 import LEVELS
 
-    levels = chosen_level_p.bind(jnp.arange(16, dtype="uint8"), dtype=jnp.dtype("float32"))
+    monkeypatch.setattr(nf4, "gathers_faster", lambda: gathers_faster)
+    levels = nf4._chosen(jnp.arange(16, dtype="uint8"), dtype=jnp.dtype("float32"))
     np.testing.assert_array_equal(levels, LEVELS.astype("float32"))
 
 
