@@ -452,15 +452,6 @@ register = global_rules.register
 add_entry = global_rules.add_entry
 
 
-def check_table(rules: object) -> None:
-    """Raise `TypeError` unless this is a table of rules, or none."""
-    if rules is not None and not isinstance(rules, Table):
-        raise TypeError(
-            f"rules= takes one table, a jaxrewrite.Rules; got a {type(rules).__name__}. "
-            "Register all rules in one. Of nested transforms, the outer one alone meets values."
-        )
-
-
 class RulesInForce:
     """The tables in which one rewriting looks up rules, the nearest first.
 
@@ -482,12 +473,12 @@ class RulesInForce:
         self.num_later = num_later
         self.has_values = has_values
 
-    def over(self, rules: Table | None) -> RulesInForce:
-        """These tables with one more on top."""
-        check_table(rules)
-        if rules is None or rules in self.tables:
+    def over(self, tables: Sequence[Table]) -> RulesInForce:
+        """These tables with others on top."""
+        new = [table for table in tables if table not in self.tables]
+        if not new:
             return self
-        return RulesInForce((rules, *self.tables), self.num_later, self.has_values)
+        return RulesInForce((*new, *self.tables), self.num_later, self.has_values)
 
     def of_traced(self) -> RulesInForce:
         """The tables for transforms inside of a function that is traced to be rewritten."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -41,13 +41,13 @@ class Settings(NamedTuple):
         """Whether programs rewritten with these settings are used once only."""
         return self.recorder is not None or self.assumed is not None
 
-    def refined(self, rules: Table | None, policy: str | Policy) -> Settings:
+    def refined(self, tables: Sequence[Table], policy: str | Policy) -> Settings:
         """The settings of a nested transform.
 
         The default policy, ``"warn"``, keeps the policy of the surrounding transform.
         """
         policy = self.policy if policy == "warn" else policy
-        return self._replace(rules=self.rules.over(rules), policy=policy)
+        return self._replace(rules=self.rules.over(tables), policy=policy)
 
     def of_traced(self) -> Settings:
         """The settings for a function that is traced to be rewritten with these."""

@@ -26,15 +26,16 @@ from .._core.settings import current_settings
 from .._core.site import describe_operand
 from .._core.value import Value, is_value
 from .._patterns.outline import pattern_p
-from .._patterns.rules import Rules
 from .._signatures import is_of_a_library
 from .._staging.stage import Arguments, stage
 from .._staging.transform import (
     FilterSpec,
     Policy,
+    Tables,
     check_function,
     function_tree,
     known_policy,
+    tables_of,
 )
 from . import costs
 from .report import Body, Choice, Declined, MadeDense, Report, RuleInfo, Step
@@ -44,7 +45,7 @@ def explain(
     fn: Callable[..., Any],
     filter_spec: FilterSpec = True,
     *,
-    rules: Rules | None = None,
+    rules: Tables = None,
     materialise: Policy = "warn",
 ) -> Callable[..., Report]:
     """Make a function that reports how `transform` rewrites ``fn`` for its arguments.
@@ -85,7 +86,7 @@ def explain(
     while_explained = "allow" if isinstance(policy, str) else policy
 
     def report(*args: Any, **kwargs: Any) -> Report:
-        settings = current_settings().refined(rules, policy)
+        settings = current_settings().refined(tables_of(rules), policy)
         recorder = Recorder()
         tree = function_tree(fn), args, kwargs
         with collected():

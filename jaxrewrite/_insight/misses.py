@@ -11,9 +11,14 @@ from .._core.notices import collected
 from .._core.record import Recorder
 from .._core.settings import current_settings
 from .._patterns.outline import PATTERNS
-from .._patterns.rules import Rules
 from .._staging.stage import Arguments, stage
-from .._staging.transform import FilterSpec, check_function, function_tree
+from .._staging.transform import (
+    FilterSpec,
+    Tables,
+    check_function,
+    function_tree,
+    tables_of,
+)
 from .explain import info_of
 from .report import RuleInfo
 from .text import with_short_location
@@ -55,7 +60,7 @@ class NearMisses(tuple[NearMiss, ...]):
 
 
 def near_misses(
-    fn: Callable[..., Any], filter_spec: FilterSpec = True, *, rules: Rules | None = None
+    fn: Callable[..., Any], filter_spec: FilterSpec = True, *, rules: Tables = None
 ) -> Callable[..., NearMisses]:
     """Make a function that tells which pattern rules almost match ``fn``, and why not.
 
@@ -92,7 +97,7 @@ def near_misses(
     check_function(fn)
 
     def report(*args: Any, **kwargs: Any) -> NearMisses:
-        settings = current_settings().refined(rules, "allow")
+        settings = current_settings().refined(tables_of(rules), "allow")
         recorder = Recorder()
         misses = recorder.misses[PATTERNS] = []
         tree = function_tree(fn), args, kwargs

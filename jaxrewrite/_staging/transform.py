@@ -41,7 +41,7 @@ from .._core.caches import BoundedCache, WeakCaches, bounded_cache
 from .._core.dense import make_dense, materialised
 from .._core.errors import MaterialisationError
 from .._core.pytree import check_static_fields
-from .._core.rules import Table, check_table, look_up_primitive
+from .._core.rules import Table, look_up_primitive
 from .._core.settings import Settings, current_settings, use_settings
 from .._core.value import ArrayOrValue, Value, is_value
 from .._signatures import completed
@@ -57,13 +57,15 @@ _R = TypeVar("_R", covariant=True)
 PolicyName = Literal["warn", "allow", "forbid", "cheapest"]
 Policy: TypeAlias = PolicyName | hooks.Policy
 POLICIES = get_args(PolicyName)
+# What a user gives as ``rules``: a table, or several, the first of which comes first.
+Tables: TypeAlias = Table | Sequence[Table] | None
 
 
 def transform(
     fn: Callable[_P, _R],
     filter_spec: FilterSpec = True,
     *,
-    rules: Table | None = None,
+    rules: Tables = None,
     materialise: Policy = "warn",
 ) -> Transformed[_P, _R]:
     """Make ``fn``, written for arrays, a function of values.
@@ -83,7 +85,8 @@ def transform(
         of booleans of ``(fn, args, kwargs)``. The other values reach ``fn`` as values, for
         a transform inside of ``fn``.
     rules
-        Rules that are tried before those of `jaxrewrite.register`.
+        A table of rules that are tried before those of `jaxrewrite.register`, or several, of
+        which the first comes first.
     materialise
         What to do if no rule applies and a value has to become dense: ``"warn"`` (once for
         each primitive, type and source line), ``"allow"``, or ``"forbid"``. With
@@ -103,8 +106,8 @@ def transform(
     Raises
     ------
     TypeError
-        If ``fn`` is not callable, or a generator or coroutine function, or ``rules`` is not
-        a table.
+        If ``fn`` is not callable, or a generator or coroutine function, or ``rules`` is no
+        table, nor a list of tables.
     ValueError
         If ``materialise`` or ``filter_spec`` is not one of the above.
     MaterialisationError, AmbiguousRuleError
@@ -129,12 +132,24 @@ def transform(
 
 
 def _transformed(
-    fn: Callable[_P, _R], filter_spec: FilterSpec, rules: Table | None, policy: Policy
+    fn: Callable[_P, _R], filter_spec: FilterSpec, rules: Tables, policy: Policy
 ) -> Transformed[_P, _R]:
     check_function(fn)
     known = known_policy(policy)
-    check_table(rules)
-    return Transformed(fn, filter_spec, rules, known)
+    return Transformed(fn, filter_spec, tables_of(rules), known)
+
+
+def tables_of(rules: Tables) -> tuple[Table, ...]:
+    """The tables of a ``rules=``; `TypeError` if it is neither a table nor several."""
+    tables: tuple[Any, ...] = () if rules is None else (rules,)
+    if isinstance(rules, (list, tuple)):
+        tables = tuple(rules)
+    if not all(isinstance(x, Table) for x in tables):
+        names = ", ".join(type(x).__name__ for x in tables)
+        raise TypeError(
+            f"rules= takes a table, a jaxrewrite.Rules, or a list of tables; got {names}."
+        )
+    return tables
 
 
 def known_policy(policy: Policy) -> str | hooks.Policy:
@@ -168,7 +183,7 @@ def make_jaxpr(
     fn: Callable[..., Any],
     filter_spec: FilterSpec = True,
     *,
-    rules: Table | None = None,
+    rules: Tables = None,
     materialise: Policy = "warn",
 ) -> Callable[..., ClosedJaxpr]:
     """Make a function that returns the rewritten program as a jaxpr.
@@ -367,7 +382,7 @@ class Transformed(Generic[_P, _R]):
         self,
         fn: Callable[_P, _R],
         filter_spec: FilterSpec,
-        rules: Table | None,
+        rules: tuple[Table, ...],
         policy: str | hooks.Policy,
     ):
         functools.update_wrapper(self, fn, updated=())
@@ -422,7 +437,7 @@ class Transformed(Generic[_P, _R]):
     def _run_as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tree:
         """Call the function, whose transforms inside may meet values that it makes."""
         try:
-            if self._rules is None and self._policy == "warn":
+            if not self._rules and self._policy == "warn":
                 return self._fn(*args, **kwargs)
             with use_settings(current_settings().refined(self._rules, self._policy)):
                 return self._fn(*args, **kwargs)

@@ -30,7 +30,7 @@ def check_axes(value: Any) -> str | None:
         return "it is never dense"
     dense = jaxrewrite.materialise(value)
     # A leaf that is a value may have no rule for the move.
-    allowing = current_settings().refined(None, "allow")
+    allowing = current_settings().refined((), "allow")
     for description, name, params in _moves(value, axes):
         with use_settings(allowing):
             got = moved(name, value, **params)

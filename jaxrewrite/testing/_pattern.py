@@ -19,6 +19,7 @@ from .._insight.misses import near_misses
 from .._patterns.outline import PATTERNS
 from .._patterns.pattern import Pattern
 from .._patterns.rules import Rules, patterns_of
+from .._staging.transform import tables_of
 from ._compare import Outcome, Program, compare, note
 from ._oracle import MODES
 from ._outcome import Checked, Findings, error_summary
@@ -123,7 +124,7 @@ def _registered(rule: Any, rules: Rules | None) -> list[Pattern]:
     """The patterns for which a function is registered."""
     registered = [
         pattern
-        for table in current_settings().rules.over(rules).tables
+        for table in current_settings().rules.over(tables_of(rules)).tables
         for pattern in patterns_of(table)
         if pattern.fn is rule
     ]

@@ -16,6 +16,7 @@ from .._insight.lookup import with_location
 from .._insight.report import RuleInfo
 from .._patterns.rules import Rules
 from .._signatures import completed
+from .._staging.transform import tables_of
 from ._compare import Outcome, Program, compare, note
 from ._oracle import MODES
 from ._outcome import Checked, Findings, error_summary
@@ -118,7 +119,7 @@ def _registered(
     rule: Any, rules: Rules | None, name: str | None
 ) -> tuple[Primitive, RuleInfo]:
     """The primitive for which a function is registered as a rule, and the rule."""
-    tables = current_settings().rules.over(rules).tables
+    tables = current_settings().rules.over(tables_of(rules)).tables
     registered = {
         p: info_of(entry.rule)
         for table in tables

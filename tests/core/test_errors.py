@@ -361,12 +361,16 @@ def test_a_condition_of_a_pattern_is_a_function():
         jaxrewrite.Rules().rewrite(lambda x: jnp.sin(x) + 1, when=3)(lambda x: x)
 
 
-@pytest.mark.parametrize("rules", ["stable", [jaxrewrite.Rules()], {}])
-def test_rules_are_one_table(rules):
+@pytest.mark.parametrize("rules", ["stable", [jaxrewrite.Rules(), None], {}])
+def test_rules_are_tables(rules):
     for make in (transform, jaxrewrite.make_jaxpr):
-        with pytest.raises(TypeError, match="rules= takes one table, a jaxrewrite.Rules"):
+        with pytest.raises(
+            TypeError, match="rules= takes a table, a jaxrewrite.Rules, or a list"
+        ):
             make(jnp.sin, rules=rules)
-    with pytest.raises(TypeError, match="rules= takes one table, a jaxrewrite.Rules"):
+    with pytest.raises(
+        TypeError, match="rules= takes a table, a jaxrewrite.Rules, or a list"
+    ):
         testing.check_rule("neg", jnp.ones(2), rules=rules)
 
 

@@ -104,6 +104,18 @@ def test_dense_operands_are_of_one_type(rules, dense, annotation):
     assert float(jax.grad(lambda x: run(A(x), x).sum())(X)[0, 0]) == 0
 
 
+def test_of_several_tables_the_first_comes_first(rules):
+    other = jaxrewrite.Rules()
+    rules.register("neg")(lambda v, **_: answer(1))
+    other.register("neg")(lambda v, **_: answer(2))
+    other.register("sin")(lambda v, **_: answer(3))
+    for tables, wanted in (([rules, other], 1), ((other, rules), 2), ([other], 2)):
+        assert applied(tables, jnp.negative, A(X)) == wanted
+        assert applied(tables, lambda v: jnp.sin(v), A(X)) == 3
+    report = jaxrewrite.explain(jnp.negative, rules=[rules, other])(A(X))
+    assert [step.decision for step in report.steps] == ["rule"]
+
+
 def test_no_annotation_is_anything_but_dense_operands_alone(rules):
     calls = []
 

@@ -474,3 +474,21 @@ def test_programs_of_textbooks(fn, make):
     with jax.enable_x64(True):
         want = jax.jit(fn)(*wide((value.materialise(), x, s)))
     np.testing.assert_allclose(got, want, 2e-4, 2e-4)
+
+
+def test_a_density_with_noise_is_of_two_tables():
+    """The sum is one of structure by one table, and its Cholesky factor left out by another."""
+
+    def log_density(covariance, noise, y):
+        factor = jnp.linalg.cholesky(covariance + noise * jnp.eye(6))
+        white = jax.scipy.linalg.cho_solve((factor, True), y)
+        return -(y @ white) / 2 - jnp.log(jnp.diag(factor)).sum()
+
+    symmetric = [values.Symmetric(jnp.eye(n) + 1) for n in (3, 2)]
+    args = values.Kronecker(*symmetric), jnp.float32(0.5), jnp.arange(6.0)
+    for tables in ([TABLE, patterns.normal], [patterns.normal, TABLE]):
+        implicit = jaxrewrite.transform(log_density, rules=tables, materialise="forbid")
+        got = implicit(*args)
+        np.testing.assert_allclose(
+            got, log_density(*jaxrewrite.materialise(args)), rtol=1e-5
+        )
