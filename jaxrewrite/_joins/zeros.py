@@ -168,7 +168,11 @@ def is_filled_where_parts_are(like: Value, number: Any) -> bool:
     own, *parts = avals_of([like, *rule_children(like)[0]])
     if any(part.dtype != own.dtype for part in parts):
         return False
-    return _fact_about(like, number) == filled(number, own.dtype)
+    # A value inside may have a number of its own, which is metadata.
+    inside = filter(is_value, children(like)[0])
+    return _fact_about(like, number) == filled(number, own.dtype) and all(
+        is_filled_where_parts_are(part, number) for part in inside
+    )
 
 
 def _fact_about(like: Value, number: Any) -> Fact:

@@ -22,6 +22,7 @@ from jaxrewrite.values import (
     Constant,
     Diagonal,
     Identity,
+    Known,
     Kronecker,
     Linear,
     Lora,
@@ -384,6 +385,12 @@ def test_choices_between_entries_stay_implicit(v, programs):
         implicit = jaxrewrite.transform(program, materialise="forbid")
         assert type(jax.eval_shape(implicit, v)) is type(v)
     check(programs, v)
+
+
+@pytest.mark.parametrize("number", [-0.75, 0.75])
+def test_a_number_that_is_metadata_is_not_taken_for_another(number):
+    v = Constant(Known(number), (2, 2))
+    check(CHOICES | CHOICES_WITHOUT_ZEROS, v)
 
 
 def test_a_truth_value_for_all_entries_chooses_between_values():
