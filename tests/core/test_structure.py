@@ -56,7 +56,7 @@ ROOMS_BELOW = {
     },
     "testing": {
         *("__init__", "_analyses", "_axes", "_compat", "_core", "_insight", "_patterns"),
-        *("_placement", "_signatures", "primitives"),
+        *("_placement", "_signatures", "_staging", "primitives"),
     },
     "checkpoints": {"__init__", "values"},
     "patterns": {
