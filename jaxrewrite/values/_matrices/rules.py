@@ -88,7 +88,7 @@ def standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
     """The operands in the order of ``x @ y``, or ``None`` for any other product."""
     (xc, yc), (xb, yb) = dimension_numbers
     batch = tuple(range(x.ndim - 2))
-    if x.ndim != y.ndim or (tuple(xb), tuple(yb)) != (batch, batch):
+    if x.ndim < 2 or x.ndim != y.ndim or (tuple(xb), tuple(yb)) != (batch, batch):
         return None
     if len(xc) != 1 or min(*xc, *yc) < len(batch):
         return None

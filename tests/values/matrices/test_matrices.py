@@ -22,6 +22,7 @@ from jaxrewrite.values import (
     Scaled,
     Sum,
     Symmetric,
+    Tagged,
     Toeplitz,
     Tridiagonal,
     Zero,
@@ -107,6 +108,13 @@ def test_a_matrix_may_have_no_rows():
     assert v.shape == (0, 0) and got.shape == (0, 3)
     with pytest.raises(ValueError, match="rows is -1, which is negative"):
         ScalarMatrix(jnp.float32(2), -1)
+
+
+def test_a_sum_without_entries_is_multiplied_as_a_vector():
+    """The number is larger than the sums, but they are no matrices whose product could be kept."""
+    v = Sum((Tagged(jnp.ones(0), {"leaf"}), jnp.ones(0)))
+    got = jaxrewrite.transform(lambda v: v @ v, materialise="allow")(v)
+    assert_same(jaxrewrite.materialise(got), jnp.zeros(()))
 
 
 @pytest.mark.parametrize("name", every(8, NAMES))
