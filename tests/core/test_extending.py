@@ -280,7 +280,7 @@ def test_a_pass_is_asked_what_almost_applied(rules, involutions):
 
     recorder = Recorder()
     misses = recorder.misses[involutions] = []
-    settings = current_settings().refined(rules, "allow")._replace(recorder=recorder)
+    settings = current_settings().refined([rules], "allow")._replace(recorder=recorder)
     stage(Arguments(jnp.negative, (None, (X,), {})), True, settings)
     assert [eqn.primitive for eqn in misses] == [lax.neg_p]
 
