@@ -53,12 +53,11 @@ def _(x: Structured, y: Array | ArrayValue, *, primitive: Any, **params: Any) ->
 
 def _wide(*dtypes: Any) -> Any:
     """The least dtype for products that keeps all numbers of these; the last is that of sums."""
-    with jax.numpy_dtype_promotion("standard"):
-        wide = functools.reduce(promoted, map(_of_bytes, dtypes))
-        # Integers need not fit into 16 bits.
-        are_integers = not any(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes[:-1])
-        is_short = jnp.issubdtype(wide, jnp.floating) and wide.itemsize == 2
-        return promoted(wide, jnp.float32) if are_integers and is_short else wide
+    wide = functools.reduce(promoted, map(_of_bytes, dtypes))
+    # Integers need not fit into 16 bits.
+    are_integers = not any(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes[:-1])
+    is_short = jnp.issubdtype(wide, jnp.floating) and wide.itemsize == 2
+    return promoted(wide, jnp.float32) if are_integers and is_short else wide
 
 
 def _of_bytes(dtype: Any) -> Any:

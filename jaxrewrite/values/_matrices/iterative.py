@@ -14,6 +14,8 @@ from jaxtyping import Array, Bool, Float
 
 import jaxrewrite
 
+from .._base.structured import promoted
+
 
 def conjugate_gradients(
     matrix: Any,
@@ -69,7 +71,7 @@ def conjugate_gradients(
             f"conjugate_gradients: b has shape {b.shape}, but the matrix {matrix.shape}."
         )
 
-    b = b.astype(jnp.promote_types(b.dtype, jnp.result_type(matrix.dtype, float)))
+    b = b.astype(promoted(b.dtype, jnp.result_type(matrix.dtype, float)))
 
     def one(b: Any) -> Any:
         times = lambda x: _product(matrix, x)

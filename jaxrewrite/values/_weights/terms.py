@@ -25,8 +25,7 @@ class Terms(NamedTuple):
     @property
     def wide(self) -> Any:
         """The dtype of sums. Levels may be as large as 255, which overflow 16 bits."""
-        with jax.numpy_dtype_promotion("standard"):
-            return promoted(self.dtype, jnp.float32)
+        return promoted(self.dtype, jnp.float32)
 
     def of(self, v: Any, x: Any) -> Terms:
         """The same, with the dtype of the result."""
