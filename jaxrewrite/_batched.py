@@ -1,10 +1,10 @@
-"""`Batched`: values of one structure, stacked along a leading axis."""
+"""`stack`: values of one structure as one value, and `Batched`, where the type has no stacks."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,8 @@ from jaxtyping import ArrayLike
 
 from . import _compat
 from ._array_value import ArrayValue
-from ._core.avals import aval_of, same_treedef
+from ._axes.methods import stack_of
+from ._core.avals import aval_of, avals_of, children, same_treedef
 from ._core.rules import register
 from ._core.value import Value, field, is_value
 from ._display import brief
@@ -32,8 +33,9 @@ def sliced(x: Any, length: int) -> Any:
 class Batched(ArrayValue):
     """``length`` values of one structure as one array with a leading axis.
 
-    `stack` builds it, and so does a scan with values as ys. A scan over it has one value
-    a turn. Indexing and slicing along the leading axis give values again.
+    `stack` builds it of values whose type has no stacks, and so does a scan with such values as
+    ys. A scan over it has one value a turn. Indexing and slicing along the leading axis give
+    values again.
 
     A value with stacked leaves is in general not the stack of the values. For example, the
     scales of ``n`` scaled vectors do not broadcast against ``(n, m)``. So the elements stay
@@ -125,6 +127,31 @@ class Batched(ArrayValue):
         return self if self.ndims and self.lengths() else self.element
 
 
+def of_stacked_leaves(value: Value, length: int) -> Value:
+    """The stack that a value with the metadata of one, and with stacked leaves, stands for.
+
+    It is of the type of the value, if that says that such leaves are those of a stack, or a
+    `Batched`.
+    """
+    batched = Batched(value, length)
+    if any(map(is_value, children(value)[0])):
+        return batched  # The type's hook would see fields that are already stacked.
+    own = stack_of(value, length)
+    is_stack = is_like(own.sliceable(), own) and _compat.same_array_type(
+        *avals_of([own, batched])
+    )
+    return own if is_stack else batched
+
+
+def is_like(form: Any, value: Value) -> bool:
+    """Whether a method returned a value of the same structure."""
+    leaves, treedef = tree_flatten(form)
+    other_leaves, other = tree_flatten(value)
+    return same_treedef(treedef, other) and all(
+        map(_compat.same_array_type, avals_of(leaves), avals_of(other_leaves))
+    )
+
+
 # These rules act on the leading axis alone and keep every element, so the stack stays.
 
 
@@ -176,8 +203,11 @@ def _(v: Batched, *, dimensions: Any) -> Any:
     return tree_map(lambda leaf: lax.squeeze(leaf, (0,)), v.element)
 
 
+_V = TypeVar("_V", bound=Value)
+
+
 @overload
-def stack(trees: Iterable[Value]) -> Batched: ...
+def stack(trees: Iterable[_V]) -> _V | Batched: ...
 
 
 @overload
@@ -199,8 +229,9 @@ def stack(trees: Iterable[Any]) -> Any:
     Returns
     -------
     Any
-        A pytree like each of them, with a `Batched` for each value and a stacked array for
-        each array.
+        A pytree like each of them, with a stack for each value and a stacked array for each
+        array. The stack is of the type of the values, if that has stacks, as most ready types
+        have, and a type with ``axes = ...``; or else a `Batched`.
 
     Raises
     ------
@@ -243,7 +274,7 @@ def stack(trees: Iterable[Any]) -> Any:
         is_stackable = is_value(column[0])
         _check_alike(column)
         arrays = tree_map(lambda *leaves: jnp.stack(leaves), *column)
-        stacked.append(Batched(arrays, len(trees)) if is_stackable else arrays)
+        stacked.append(of_stacked_leaves(arrays, len(trees)) if is_stackable else arrays)
     return tree_unflatten(treedef, stacked)
 
 

@@ -47,7 +47,7 @@ class Model(nnx.Module):
         return result
 
 
-def adapted(kernels: jax.Array, key: jax.Array) -> Batched:
+def adapted(kernels: jax.Array, key: jax.Array) -> Lora | Batched:
     """Stacked kernels as one value: 8-bit integers and adapters for each layer."""
     _, rows, columns = kernels.shape
     factors = jax.random.normal(key, (LAYERS, rows, 4)) / rows**0.5

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.tree_util import (
-    tree_flatten,
     tree_leaves,
     tree_map,
     tree_structure,
@@ -17,9 +16,9 @@ from jax.tree_util import (
 
 from .. import _compat
 from .._axes.methods import element_of, stack_of
-from .._batched import Batched, sliced
+from .._batched import Batched, is_like, of_stacked_leaves, sliced
 from .._compat import Aval, Var
-from .._core.avals import aval_of, avals_of, children, rule_children, same_treedef
+from .._core.avals import aval_of, children, same_treedef
 from .._core.dense import Reason
 from .._core.site import Site
 from .._core.value import Like, Operand, Value, is_value
@@ -79,21 +78,12 @@ def _is_in_slices(site: Site, x: Any) -> bool:
         return True
     form = _call_sliceable(site.scratch(), x)
     parts, _ = children(x)
-    return _is_like(form, x) and all(_is_in_slices(site, part) for part in parts)
-
-
-def _is_like(form: Any, value: Value) -> bool:
-    """Whether a method returned a value of the same structure."""
-    leaves, treedef = tree_flatten(form)
-    other_leaves, other = tree_flatten(value)
-    return same_treedef(treedef, other) and all(
-        map(_compat.same_array_type, avals_of(leaves), avals_of(other_leaves))
-    )
+    return is_like(form, x) and all(_is_in_slices(site, part) for part in parts)
 
 
 def _can_be_sliced(site: Site, x: Any, length: int) -> bool:
     if isinstance(x, Batched):
-        return True
+        return bool(x.lengths())  # Inside of `jax.vmap` over a stack, it is one element.
     avals = map(_compat.leaf_aval, tree_leaves(x))
     if any(aval.shape[:1] != (length,) for aval in avals) or not _is_in_slices(site, x):
         return False
@@ -199,12 +189,4 @@ def stacked_where(value: Any, is_batched: Any, length: int) -> Any:
     def with_axis(leaf: Any, batched: bool) -> Any:
         return leaf if batched else jnp.broadcast_to(leaf, (length, *jnp.shape(leaf)))
 
-    stack = tree_map(with_axis, value, is_batched)
-    batched = Batched(stack, length)
-    if any(map(is_value, rule_children(value)[0])):
-        return batched  # The type's hook would see fields that are already stacked.
-    by_type = stack_of(stack, length)
-    is_stack = _is_like(by_type.sliceable(), by_type) and _compat.same_array_type(
-        *avals_of([by_type, batched])
-    )
-    return by_type if is_stack else batched
+    return of_stacked_leaves(tree_map(with_axis, value, is_batched), length)

@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxrewrite
+
 
 class Case(NamedTuple):
     """A type, and how to test it.
@@ -50,6 +52,11 @@ OWN: dict[str, Case] = {}
 
 FLOATS = ("float32", "bfloat16", "float64")
 COMPLEX = (*FLOATS, "complex64")
+
+
+def batched(vs):
+    """Values of one structure as a `Batched`, also where their type has stacks of its own."""
+    return jaxrewrite.Batched(jax.tree.map(lambda *xs: jnp.stack(xs), *vs), len(vs))
 
 
 def case(name, *, square=False, dtypes=FLOATS, variant=False, empty=True, among=CASES):

@@ -2,7 +2,6 @@
 
 import jax.numpy as jnp
 
-import jaxrewrite
 from jaxrewrite.values import (
     Constant,
     Diagonal,
@@ -18,7 +17,7 @@ from jaxrewrite.values import (
     Unitful,
 )
 
-from . import CASES, NESTED, case, uniform
+from . import CASES, NESTED, batched, case, uniform
 
 
 def missing(n, m):
@@ -106,9 +105,9 @@ def _(rng, dtype, n, m):
 
 @nested("stack of constants")
 def _(rng, dtype, n, m):
-    return jaxrewrite.stack([Constant(uniform(rng, (), dtype), (m,)) for _ in range(n)])
+    return batched([Constant(uniform(rng, (), dtype), (m,)) for _ in range(n)])
 
 
 @nested("stack of Named")
 def _(rng, dtype, n, m):
-    return jaxrewrite.stack([Named(uniform(rng, (m,), dtype), ("a",)) for _ in range(n)])
+    return batched([Named(uniform(rng, (m,), dtype), ("a",)) for _ in range(n)])

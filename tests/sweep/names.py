@@ -60,6 +60,10 @@ def at_ends(x):
     low = -high if a.dtype.kind not in "iu" else int(limits.min) + 2
     return jnp.asarray(np.where(a > 0.6, high, np.where(a < 0.4, low, a)), x.dtype)
 
+def batched(values):
+    """Values of one structure as a `Batched`, also where their type has stacks of its own."""
+    return jaxrewrite.Batched(jax.tree.map(lambda *xs: jnp.stack(xs), *values), len(values))
+
 def around(x, radius):
     """Bounds that far from the numbers, as far as the dtype goes."""
     a, limits = np.asarray(x, np.float64), (jnp.finfo if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo)(x.dtype)

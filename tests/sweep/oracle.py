@@ -206,6 +206,20 @@ def along(leaves: list[Any]) -> list[Any]:
     return [jnp.cos(jnp.arange(x.size)).reshape(x.shape).astype(x.dtype) for x in leaves]
 
 
+def _leaf_by_leaf(xs: tuple[Any, ...]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *xs)
+
+
+def _as_elements(xs: tuple[Any, ...]) -> Any:
+    """A value without leaves is the same for all, whatever holds it."""
+    is_batched = is_value(xs[0]) and jax.tree.leaves(xs[0])
+    return NAMES["batched"](xs) if is_batched else _leaf_by_leaf(xs)
+
+
+# Modes that run a program once for several operands, and how these are put together.
+SEVERAL = {"vmap": _leaf_by_leaf, "elements": _as_elements}
+
+
 def in_mode(program: Any, f: Any, made: Any, convert: Any, values: bool) -> Any:
     """Run ``f``, dense or transformed, in the program's mode.
 
@@ -215,10 +229,10 @@ def in_mode(program: Any, f: Any, made: Any, convert: Any, values: bool) -> Any:
     if mode in ("eager", "jit", "masked", "hidden", "bounds"):
         run = lambda *vs: convert(f(*vs))
         return (jax.jit(run) if mode == "jit" and values else run)(*made(0))
-    if mode == "vmap":
+    if mode in SEVERAL:
         both = [made(0), made(5000)]
         if values:
-            stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *both)
+            stacked = [*map(SEVERAL[mode], zip(*both, strict=True))]
             return jax.vmap(lambda vs: convert(f(*vs)), axis_size=2)(stacked)
         results = [convert(f(*vs)) for vs in both]
         return jax.tree.map(lambda *xs: jnp.stack(xs), *results)
@@ -541,7 +555,7 @@ def _is_spoilt_product(operand: Any) -> bool:
 def _quickly(program: Any) -> Verdict | None:
     """What NumPy finds, if that is nothing wrong; of any other program JAX has the word."""
     try:
-        if program.mode == "vmap":
+        if program.mode in SEVERAL:
             operands_of(program, 5000)  # now, as tracing keeps them for itself
         want = numpy_run.run(lambda: run_dense(program))
         got, wrong, operands = numpy_run.run(lambda: _seen(program))

@@ -405,7 +405,7 @@ def _(s, dtype, n, m, batch, inner=None):
         rows = [f"Masked({s.u(m, dtype=dtype)}, jnp.zeros({m}, bool))" for _ in range(n)]
     else:
         rows = [f"Tagged({s.u(m, dtype=dtype)}, 'row')" for _ in range(n)]
-    return f"jaxrewrite.stack([{', '.join(rows)}])"
+    return f"batched([{', '.join(rows)}])"
 
 
 def value(s, name, dtype, n, m, batch=(), within=()):

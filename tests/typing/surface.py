@@ -213,7 +213,7 @@ def mistakes_about_transform(x: Array) -> None:
 def functions(v: Scaled, x: Array) -> None:
     assert_type(jaxrewrite.materialise(v), Array)
     assert_type(jaxrewrite.materialise({"v": v}), Any)
-    assert_type(jaxrewrite.stack([v, v]), Batched)
+    assert_type(jaxrewrite.stack([v, v]), Scaled | Batched)
     assert_type(jaxrewrite.same_structure(v, v), bool)
     assert_type(jaxrewrite.bind("neg", v), Any)
     with jaxrewrite.no_materialise():

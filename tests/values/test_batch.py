@@ -13,7 +13,7 @@ import optax
 import pytest
 from choose import every
 from jax import lax
-from reference import CASES
+from reference import CASES, batched
 
 import jaxrewrite
 from jaxrewrite import values
@@ -257,7 +257,7 @@ def test_annotations_of_a_batch():
 
 def test_stacks_of_stacks_under_vmap():
     def layers(scale):
-        return jaxrewrite.stack([Scaled(X * i, scale) for i in range(3)])
+        return batched([Scaled(X * i, scale) for i in range(3)])
 
     scales = jnp.array([1.0, 2.0])
     want = jnp.stack([jaxrewrite.materialise(layers(s)) for s in scales])
@@ -295,7 +295,18 @@ def test_batch_axes_elsewhere_are_errors():
         jax.vmap(transform(lambda v: v + 1), in_axes=(axes,))(STACK)
 
 
-STACK = jaxrewrite.stack([Scaled(X, jnp.float32(i)) for i in range(2)])
+def test_a_stack_is_of_the_type_of_its_elements_where_that_has_stacks():
+    matrices = [Diagonal(X), Diagonal(X + 1)]
+    stack = jaxrewrite.stack(matrices)
+    assert isinstance(stack, Diagonal)
+    product = jax.vmap(transform(jnp.matmul, materialise="forbid"), (0, None))
+    assert_same(product(stack, X), jnp.stack([X * X, (X + 1) * X]), 1e-6)
+    assert_same(
+        implicit(jnp.linalg.det)(stack), jnp.stack([X.prod(), (X + 1).prod()]), 1e-5
+    )
+
+
+STACK = batched([Scaled(X, jnp.float32(i)) for i in range(2)])
 
 
 # --- values without numbers ---------------------------------------------------------------
@@ -364,7 +375,7 @@ INNER = {
     **{name: functools.partial(case, name) for name in CASES if "of Tagged" not in name},
     "scaled zero": lambda: Scaled(Zero((N, N)), jnp.float32(2)),
     "plain": lambda: Unitful(uniform(N, N), ""),
-    "batched": lambda: jaxrewrite.stack([Scaled(X, jnp.float32(i + 1)) for i in range(N)]),
+    "batched": lambda: batched([Scaled(X, jnp.float32(i + 1)) for i in range(N)]),
 }
 
 OUTER = {
@@ -410,6 +421,30 @@ def test_each_value_in_each_other_in_loops(outer, inner, bulk):
     if "Named" in outer and "Named" in inner:
         pytest.skip("names of the one and of the other may differ")
     check_nested(outer, inner)
+
+
+class Columns(jaxrewrite.ArrayValue):
+    """A matrix with a factor for each column: a type of a user's that has no stacks."""
+
+    x: jax.Array
+    factors: jax.Array
+
+    def materialise(self):
+        return self.x * self.factors
+
+
+def test_an_element_of_a_stack_is_no_stack(bulk):
+    """Inside of `jax.vmap` its rows are not slices of its leaves."""
+
+    def everything(v):
+        return {name: program(v) for name, program in LOOPS.items()}
+
+    columns = [Columns(uniform(N, N) + i, X * (i + 1)) for i in range(N)]
+    on_value = jax.vmap(lambda v: jaxrewrite.materialise(transform(everything)(v)))
+    dense = jnp.stack(jaxrewrite.materialise(columns))
+    around = jaxrewrite.stack([Tagged(v, "tag") for v in columns])
+    assert_same(jaxrewrite.materialise(around), dense, 0)
+    assert_same(on_value(jaxrewrite.stack(columns)), jax.vmap(everything)(dense), 1e-4)
 
 
 def test_annotations_stay_in_loops():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis.extra.numpy import arrays
 from jax import lax
+from reference import batched
 
 import jaxrewrite
 from jaxrewrite import values
@@ -1848,7 +1849,7 @@ def test_a_product_is_dense_where_a_factor_has_an_annotation_inside():
 )
 def test_products_of_a_stack_that_is_never_dense_are_refused_in_any_order(rules):
     entries = Masked(jnp.ones((1, 1)), jnp.zeros((1, 1), bool))
-    v, a, b = jaxrewrite.stack([entries] * 3), jnp.ones((1, 2)), jnp.ones((2, 2))
+    v, a, b = batched([entries] * 3), jnp.ones((1, 2)), jnp.ones((2, 2))
     product = jaxrewrite.transform(lambda v: v @ a @ b, rules=rules, materialise="allow")
     with pytest.raises(jaxrewrite.MaterialisationError, match="Masked can't be made dense"):
         product(v)
