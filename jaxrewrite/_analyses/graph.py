@@ -114,9 +114,7 @@ class Graph(NamedTuple):
         return self._replace(nodes=tuple(nodes), results=tuple(map(change, self.results)))
 
     def refs(self) -> set[Ref]:
-        return {ref for n in self.nodes for ref in n.operands if ref[0] != "number"} | {
-            ref for ref in self.results if ref[0] != "number"
-        }
+        return {ref for node in self.nodes for ref in node.operands} | {*self.results}
 
 
 def _converted(number: Number, like: Number) -> Number:

@@ -211,7 +211,6 @@ def coerce(site: Site, operand: Operand, structure: Structure) -> Operand | None
             parts, treedef = rule_children(like)
             zeros = [Zeros(_compat.strong(aval)) for aval in avals_of(parts)]
             return _coerce_parts(site, zeros, parts, treedef)
-        operand = _adopted(operand, like)
     if not is_value(like):
         if is_value(operand) and is_adopted(operand):
             # Its ``materialise`` says what it is where nothing else tells: here an array does.
@@ -244,14 +243,6 @@ def _coerce_parts(
 
 def _zeros_like(aval: Any) -> jax.Array:
     return _compat.full(aval, 0)
-
-
-def _adopted(zeros: Any, like: Value) -> Any:
-    """`Zeros` as a value whose metadata gives way, if the type of ``like`` adopts arrays."""
-    if not isinstance(zeros, Zeros):
-        return zeros
-    adopted = like.adopt(zeros, None)
-    return zeros if adopted is NotImplemented else adopted
 
 
 def _same_parts(x: Operand | Like, y: Operand | Like, parts_of: PartsOf) -> bool:

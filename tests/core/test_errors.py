@@ -305,6 +305,11 @@ def test_unknown_primitives(name, hint):
         jaxrewrite.bind(name, X)
 
 
+def test_a_name_that_is_like_no_other_has_no_hint():
+    with pytest.raises(ValueError, match="^JAX has no primitive 'qwertyuiop'.$"):
+        jaxrewrite.register("qwertyuiop")
+
+
 def test_register_without_a_primitive():
     with pytest.raises(TypeError, match="primitive or the name of one is needed"):
 

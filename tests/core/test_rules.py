@@ -340,6 +340,21 @@ def test_ambiguity_is_raised_at_the_lookup_and_names_both(rules):
     assert applied(rules, jnp.add, A(X), B(X)) == 3
 
 
+def test_an_ambiguity_shows_a_rule_for_any_number_of_operands(rules):
+    @rules.register("concatenate")
+    def first(x: A, *xs: jaxrewrite.ArrayValue, **params):
+        return answer(1)
+
+    @rules.register("concatenate")
+    def second(x: jaxrewrite.ArrayValue, *xs: A | B, **params):
+        return answer(2)
+
+    with pytest.raises(jaxrewrite.AmbiguousRuleError) as caught:
+        applied(rules, lambda *xs: jnp.concatenate(xs), *[A(X), B(X), B(X), B(X), B(X)])
+    shown = "def _(x: A, y: B, z: B, x3: B, x4: B, **params)"
+    assert shown in str(caught.value)
+
+
 def test_a_rule_that_declines_is_no_part_of_an_ambiguity(rules):
     @rules.register("add")
     def _(x: A, y: jaxrewrite.ArrayValue, **params):

@@ -1,4 +1,4 @@
-"""``python -m mutation functions.json``: see the package."""
+"""``python -m mutation lines.json``: see the package."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def main() -> int:
     if options.cache:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = options.cache
     runs = Runs()
-    tests = _tests_by_function(json.loads(options.record.read_text()))
+    record = Record(json.loads(options.record.read_text()))
     chosen = sampled(options.count, options.seed, options.only)
     known = known_survivors()
     found: list[tuple[Defect, Verdict]] = []
     for number, defect in enumerate(chosen):
-        own = tests.get(f"{defect.file}:{defect.function}", [])
+        own = record.tests_of(defect.place)
         verdict = runs.verdict(defect, _relevant(own, options.seconds))
         if verdict.word != "killed" and key_of(defect) in known:
             verdict = Verdict("known")
@@ -107,16 +107,28 @@ def known_survivors() -> set[str]:
     return {line for line in lines if line and not line.startswith((" ", "#"))}
 
 
-def _tests_by_function(record: Any) -> dict[str, list[tuple[float, str]]]:
-    found: dict[str, list[tuple[float, str]]] = collections.defaultdict(list)
-    for test, what in record.items():
-        for function in what["functions"]:
-            found[function].append((what["seconds"], test))
-    return found
+class Record:
+    """The tests that run each line: what `mutation.recorder` wrote, a part for each process."""
+
+    def __init__(self, parts: Any) -> None:
+        self._parts = []
+        for part in parts:
+            bits = [(took, test, int(b, 16)) for test, (took, b) in part["tests"].items()]
+            self._parts.append(({p: i for i, p in enumerate(part["places"])}, bits))
+
+    def tests_of(self, place: str) -> list[tuple[float, str]]:
+        """The tests that run a line, each with its seconds."""
+        return [
+            (took, test)
+            for numbers, bits in self._parts
+            if place in numbers
+            for took, test, lines in bits
+            if lines >> numbers[place] & 1
+        ]
 
 
 def _relevant(tests: list[tuple[float, str]], most: float) -> list[list[str]]:
-    """The quickest tests of a function in each file, as many as there is time for.
+    """The quickest tests of a line in each file, as many as there is time for.
 
     The quickest of each file come first, then the second of each, and so on: what one file asks
     is much alike. They come in portions, each of which takes longer than the one before: most

@@ -8,16 +8,25 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 
+def place(file: str, line: int, is_in_lambda: bool) -> str:
+    """A line as a record has it. What makes a lambda on the line may run without the lambda."""
+    return f"{file}:{line}" + " in a lambda" * is_in_lambda
+
+
 class Defect(NamedTuple):
     """A change of one place: ``edit`` changes the node at ``index`` of a walk over the module."""
 
     file: str
-    function: int  # the line on which the innermost function begins, decorators included
     line: int
+    is_in_lambda: bool
     kind: str
     text: str
     index: int
     variant: int
+
+    @property
+    def place(self) -> str:
+        return place(self.file, self.line, self.is_in_lambda)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} {self.kind}: {self.text}"
@@ -199,25 +208,19 @@ KINDS: dict[str, tuple[Test, Edit]] = {
 }
 
 
-def first_line(function: ast.FunctionDef | ast.Lambda) -> int:
-    decorators = getattr(function, "decorator_list", [])
-    return min([function.lineno, *(d.lineno for d in decorators)])
-
-
-def _in_functions(node: ast.AST, function: int = 0) -> Iterator[tuple[ast.AST, int]]:
-    """The nodes of the bodies of functions, with the line of the innermost function.
-
-    Lambdas are functions as well: what makes one may run without it.
-    """
+def _in_functions(
+    node: ast.AST, function: ast.AST | None = None
+) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """The nodes of the bodies of functions, with the innermost function, which may be a lambda."""
     for name, field in ast.iter_fields(node):
         own = function
         if isinstance(node, (ast.FunctionDef, ast.Lambda)) and name != "decorator_list":
             if name != "body":  # Annotations and defaults
                 continue
-            own = first_line(node)
+            own = node
         for child in field if isinstance(field, list) else [field]:
             if isinstance(child, ast.AST):
-                if own:
+                if own is not None:
                     yield child, own
                 yield from _in_functions(child, own)
 
@@ -231,7 +234,7 @@ def defects(file: str, source: str) -> Iterator[Defect]:
             if applies(node):
                 line = node.lineno  # type: ignore[attr-defined]
                 text = ast.unparse(node).splitlines()[0][:80]
-                where = file, function, line
+                where = file, line, isinstance(function, ast.Lambda)
                 yield Defect(*where, kind, text, numbers[id(node)], variant)
 
 

@@ -1,4 +1,4 @@
-"""A plugin of pytest, which records the functions of the library that each test runs.
+"""A plugin of pytest, which records the lines of the library that each test runs.
 
 Its seconds are those of the processor, which other processes on the machine do not lengthen.
 Each test runs what is behind a cache of a function, as it does in a process of its own.
@@ -6,6 +6,7 @@ Each test runs what is behind a cache of a function, as it does in a process of 
 
 import collections
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -15,12 +16,14 @@ import types
 
 import pytest
 
+from mutation.plant import place
+
 
 PACKAGE = str(pathlib.Path(__file__).parents[2] / "jaxrewrite") + os.sep
 
 
 def pytest_addoption(parser):
-    parser.addoption("--record", help="a file for the functions that each test runs")
+    parser.addoption("--record", help="a file for the lines that each test runs")
 
 
 def pytest_configure(config):
@@ -35,45 +38,54 @@ class Recorder:
         self.path = pathlib.Path(config.getoption("--record")).absolute()
         self.worker = getattr(config, "workerinput", {}).get("workerid")
         self.is_parent = self.worker is None
-        self.tests = collections.defaultdict(lambda: {"functions": set(), "seconds": 0.0})
-        self.running = None
-        tool = sys.monitoring.COVERAGE_ID
-        sys.monitoring.use_tool_id(tool, "jaxrewrite")
-        event = sys.monitoring.events.PY_START
-        sys.monitoring.register_callback(tool, event, self.started)
-        sys.monitoring.set_events(tool, event)
+        self.numbers = collections.defaultdict(itertools.count().__next__)
+        self.tests = {}
+        self.running = set()
+        monitoring, self.tool = sys.monitoring, sys.monitoring.COVERAGE_ID
+        monitoring.use_tool_id(self.tool, "jaxrewrite")
+        monitoring.register_callback(self.tool, monitoring.events.PY_START, self.entered)
+        monitoring.register_callback(self.tool, monitoring.events.LINE, self.ran)
+        monitoring.set_events(self.tool, monitoring.events.PY_START)
 
-    def started(self, code, offset):
-        if self.running is not None and code.co_filename.startswith(PACKAGE):
-            where = code.co_filename.removeprefix(PACKAGE)
-            self.running.add(f"{where}:{code.co_firstlineno}")
+    def entered(self, code, offset):
+        """Ask for the lines of functions of the library alone; those of JAX are many more."""
+        if code.co_filename.startswith(PACKAGE):
+            sys.monitoring.set_local_events(self.tool, code, sys.monitoring.events.LINE)
+        return sys.monitoring.DISABLE
+
+    def ran(self, code, line):
+        file = code.co_filename.removeprefix(PACKAGE)
+        self.running.add(self.numbers[place(file, line, _is_in_lambda(code))])
         return sys.monitoring.DISABLE
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
         clear_caches_of_functions()
+        self.running.clear()
         sys.monitoring.restart_events()
-        test = self.tests[item.nodeid]
-        self.running = test["functions"]
         start = time.process_time()
         result = yield
-        test["seconds"] = round(time.process_time() - start, 3)
-        self.running = None
+        bits = sum(1 << number for number in self.running)
+        self.tests[item.nodeid] = [round(time.process_time() - start, 3), f"{bits:x}"]
         return result
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self):
-        sys.monitoring.set_events(sys.monitoring.COVERAGE_ID, 0)
-        sys.monitoring.free_tool_id(sys.monitoring.COVERAGE_ID)
-        found = {
-            k: {**v, "functions": sorted(v["functions"])} for k, v in self.tests.items()
-        }
+        sys.monitoring.set_events(self.tool, 0)
+        sys.monitoring.free_tool_id(self.tool)
+        parts = [{"places": [*self.numbers], "tests": self.tests}]
         own = self.path.with_suffix(f".{self.worker}.json") if self.worker else self.path
         if self.is_parent:
             for part in self.path.parent.glob(f"{self.path.stem}.gw*.json"):
-                found |= json.loads(part.read_text())
+                parts += json.loads(part.read_text())
                 part.unlink()
-        own.write_text(json.dumps(found))
+        own.write_text(json.dumps(parts))
+
+
+def _is_in_lambda(code):
+    """Whether it is a lambda, or a generator's in one."""
+    inner = code.co_qualname.removesuffix(".<locals>.<genexpr>")
+    return inner.endswith("<lambda>")
 
 
 def clear_caches_of_functions():

@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from mutation.__main__ import PACKAGE, Runs, _relevant, key_of, known_survivors
+from mutation.__main__ import PACKAGE, Record, Runs, _relevant, key_of, known_survivors
 from mutation.plant import defects, planted
 
 
@@ -48,12 +48,24 @@ def test_defects_that_are_planted(kind, line):
     assert all(text != ast.unparse(ast.parse(SOURCE)) for text in texts)
 
 
-def test_defects_are_those_of_the_innermost_function():
-    """The tests of a closure are those that run it, not those that make it. So are a lambda's."""
+def test_defects_are_in_functions():
+    """The tests of a lambda are those that run it, not those that make it."""
     lines = SOURCE.splitlines()
-    found = {lines[d.function - 1].strip() for d in defects("rule.py", SOURCE)}
-    first = "@decorated(lambda f: f - SIGN)"
-    assert found == {first, "def inner(x):", "def rule(x, y, axis):"}
+    found = {
+        (lines[d.line - 1].strip(), d.is_in_lambda) for d in defects("rule.py", SOURCE)
+    }
+    assert ("@decorated(lambda f: f - SIGN)", True) in found
+    assert ("return jnp.subtract(x, f(x)) + jnp.maximum(x, f(x))", False) in found
+    assert not any("SIZE" in line for line, _ in found)
+
+
+def test_the_tests_of_a_line_are_those_that_run_it():
+    place, other = "a.py:3", "a.py:3 in a lambda"
+    first = {"places": [place, other], "tests": {"one": [0.5, "1"], "two": [0.1, "3"]}}
+    record = Record([first, {"places": [other], "tests": {"three": [2.0, "1"]}}])
+    assert record.tests_of(place) == [(0.5, "one"), (0.1, "two")]
+    assert record.tests_of(other) == [(0.1, "two"), (2.0, "three")]
+    assert record.tests_of("a.py:4") == []
 
 
 def test_arguments_that_can_change_places_stay():

@@ -9,7 +9,7 @@ from choose import every
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from jaxrewrite import MaterialisationError, patterns, transform
-from jaxrewrite.values import Diagonal, Identity, Kronecker, LowRank, Symmetric
+from jaxrewrite.values import Diagonal, Identity, Kronecker, LowRank, Scaled, Symmetric
 
 
 N = 24
@@ -73,6 +73,15 @@ def test_densities_are_those_of_the_dense_matrix(name, program):
     expected = jax.jit(program)(a.materialise(), Y)
     np.testing.assert_allclose(implicit(a, Y), expected, 2e-4, 2e-4)
     assert bool(jnp.isnan(expected)) == ("not definite" in name or name == "negative base")
+
+
+def test_a_factor_that_is_a_value_leaves_the_density_dense():
+    a = jnp.sin(jnp.arange(1.0, N + 1))[:, None]
+    v = LowRank(Scaled(a, jnp.float32(0.5)), a.T) + Diagonal(D)
+    with pytest.raises(MaterialisationError):
+        transform(numpyro, rules=patterns.normal, materialise="forbid")(v, Y)
+    got = transform(numpyro, rules=patterns.normal, materialise="allow")(v, Y)
+    np.testing.assert_allclose(got, numpyro(v.materialise(), Y), 2e-4)
 
 
 def test_derivatives_and_batches():

@@ -14,6 +14,7 @@ from jax import lax
 import jaxrewrite
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import NF4, Float8, Quantised, nbytes, quantise
+from jaxrewrite.values._weights.coded import scale_in
 from jaxrewrite.values._weights.packed import Nibbles, Packed, Planes, bytes_of
 
 
@@ -345,6 +346,12 @@ def test_the_largest_numbers_stay_finite(kind, dtype, bulk):
     error = abs(wide(dense(w)) / most - wide(w) / most)
     step = {"2 bits": 0.5, "3 bits": 2 / 7, "4 bits": 2 / 15, "nf4": 0.16}.get(kind, 0.07)
     assert error.max() <= step + 0.01
+
+
+def test_the_largest_scale_is_the_last_that_stays_finite():
+    """Eight times 8188 is the largest number of float16."""
+    scales = scale_in(jnp.dtype("float16"), jnp.array([8184.0, 8188.0, 8189.0]), 8)
+    assert [*scales] == [8184, 8188, 8188]
 
 
 @pytest.mark.parametrize("format", FLOAT8)
