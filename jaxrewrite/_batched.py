@@ -15,7 +15,7 @@ from jaxtyping import ArrayLike
 from . import _compat
 from ._array_value import ArrayValue
 from ._axes.methods import stack_of
-from ._core.avals import aval_of, avals_of, children, same_treedef
+from ._core.avals import aval_of, avals_of, children, rule_children, same_treedef
 from ._core.rules import register
 from ._core.value import Value, field, is_value
 from ._display import brief
@@ -134,9 +134,13 @@ def of_stacked_leaves(value: Value, length: int) -> Value:
     `Batched`.
     """
     batched = Batched(value, length)
-    if any(map(is_value, children(value)[0])):
+    if any(map(is_value, rule_children(value)[0])):
         return batched  # The type's hook would see fields that are already stacked.
-    own = stack_of(value, length)
+    parts, treedef = children(value)
+    inside = [of_stacked_leaves(x, length) if is_value(x) else x for x in parts]
+    if any(isinstance(x, Batched) for x in inside):
+        return batched
+    own = stack_of(tree_unflatten(treedef, inside), length)
     is_stack = is_like(own.sliceable(), own) and _compat.same_array_type(
         *avals_of([own, batched])
     )

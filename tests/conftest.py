@@ -43,6 +43,20 @@ checked_once.install()
 traceback_util._path_starts_with = functools.cache(traceback_util._path_starts_with)
 
 
+def _is_under_reraiser(error):
+    """As JAX's own, which reads for each frame whether its file has changed."""
+    frame = error.__traceback__ and error.__traceback__.tb_frame.f_back
+    while frame is not None:
+        if frame.f_code.co_name == "reraise_with_filtered_traceback":
+            return True
+        frame = frame.f_back
+    return False
+
+
+# It asks of each exception whether another of its functions is going to see it.
+traceback_util._is_under_reraiser = _is_under_reraiser
+
+
 def _one_of_several(make, uses=10):
     """What makes a context once for so many uses, as later releases of JAX do themselves.
 

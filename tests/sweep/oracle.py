@@ -36,6 +36,8 @@ def _dense(v: Any) -> Any:
     if isinstance(v, jaxrewrite.Batched):
         if not v.length:
             return jnp.zeros(v.shape, v.dtype)
+        if v.ndims and not v.lengths():
+            return _dense(v.element)  # Inside of `jax.vmap`, it is one of them.
         cut = _cut_traced if _is_traced(v) else _cut
         elements = [
             jax.tree.map(functools.partial(cut, i), v.element) for i in range(v.length)

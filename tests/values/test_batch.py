@@ -304,6 +304,11 @@ def test_a_stack_is_of_the_type_of_its_elements_where_that_has_stacks():
     assert_same(
         implicit(jnp.linalg.det)(stack), jnp.stack([X.prod(), (X + 1).prod()]), 1e-5
     )
+    tagged = jaxrewrite.stack([Tagged(v, "tag") for v in matrices])
+    assert isinstance(tagged.array, Diagonal)
+    # A rule for a diagonal matrix sees an array in place of a value inside.
+    within = jaxrewrite.stack([Diagonal(Tagged(X, "tag"))] * 2)
+    assert isinstance(within, jaxrewrite.Batched)
 
 
 STACK = batched([Scaled(X, jnp.float32(i)) for i in range(2)])
