@@ -424,6 +424,8 @@ def test_cudnn_is_asked_for_what_it_takes(sizes, taken, monkeypatch):
 
     def stand_in(*args, implementation, **kwargs):
         asked.append(implementation)
+        if implementation == "cudnn":
+            assert kwargs["scale"] == 1.0  # It takes no scale that is computed.
         return jaxs(*args, **kwargs)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)

@@ -511,6 +511,7 @@ class Fours(ArrayValue):
     ("move", "cls"),
     [
         (lambda v: v[:4], Fours),
+        (lambda v: v[4:], Fours),
         (lambda v: v.reshape(3, 4), Fours),
         (lambda v: v[:2], jax.Array),
         (lambda v: v.reshape(6, 2), jax.Array),

@@ -438,6 +438,21 @@ class Columns(jaxrewrite.ArrayValue):
         return self.x * self.factors
 
 
+class SlicedColumns(Columns):
+    """Its rows are slices of its leaves once each row has its own factors."""
+
+    def sliceable(self):
+        return SlicedColumns(self.x, jnp.broadcast_to(self.factors, self.x.shape))
+
+
+@pytest.mark.parametrize("cls", [Columns, SlicedColumns])
+def test_a_stack_is_of_the_type_only_if_all_its_leaves_are_as_they_are_sliced(cls):
+    columns = [cls(uniform(N, N) + i, X * (i + 1)) for i in range(N)]
+    stack = jaxrewrite.stack(columns)
+    dense = jnp.stack(jaxrewrite.materialise(columns))
+    assert_same(jaxrewrite.materialise(stack), dense, 0)
+
+
 def test_an_element_of_a_stack_is_no_stack(bulk):
     """Inside of `jax.vmap` its rows are not slices of its leaves."""
 
