@@ -425,16 +425,17 @@ def test_cudnn_is_asked_for_what_it_takes(sizes, taken, monkeypatch):
     def stand_in(*args, implementation, **kwargs):
         asked.append(implementation)
         if implementation == "cudnn":
-            assert kwargs["scale"] == 1.0  # It takes no scale that is computed.
+            assert type(kwargs["scale"]) is float  # It takes no scale that is computed.
         return jaxs(*args, **kwargs)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
     q, k, v = (normal(i, 2, n, 4, 8, dtype="bfloat16") for i, n in enumerate((4, 6, 6)))
     bias = normal(3, 2, 4, *sizes, dtype="bfloat16")
-    fn = lambda q, k, v, bias: linen(q, k, v, bias=bias)
-    got = jaxrewrite.transform(fn, rules=patterns.attention_rules("cudnn"))(q, k, v, bias)
-    assert set(asked) - {"xla"} == {taken}  # XLA's is what the table looks for.
-    close(got, fn(q, k, v, bias), 0.05)
+    for fn in (lambda q, k, v, bias: linen(q, k, v, bias=bias), graphormer):
+        asked.clear()
+        run = jaxrewrite.transform(fn, rules=patterns.attention_rules("cudnn"))
+        close(run(q, k, v, bias), fn(q, k, v, bias), 0.05)
+        assert set(asked) - {"xla"} == {taken}  # XLA's is what the table looks for.
 
 
 def other(weights, softmax=jax.nn.softmax, output="...hqk,...khd->...qhd"):
