@@ -115,6 +115,15 @@ def test_blocks_that_do_not_split_are_whole(mesh):
     np.testing.assert_allclose(got, x @ value.materialise(), rtol=1e-5)
 
 
+def test_nothing_is_said_where_one_leaf_is_split_and_another_can_not_be(mesh):
+    value, where = NF4.quantise(KERNEL, (4, 1)), NamedSharding(mesh, BOTH)
+    constrained = transform(lambda v: jax.lax.with_sharding_constraint(v, where))
+    placed = jax.jit(constrained)(value)
+    is_whole = [x.sharding.is_fully_replicated for x in jax.tree.leaves(placed)]
+    assert is_whole == [False, True, True, True]
+    np.testing.assert_array_equal(placed.materialise(), value.materialise())
+
+
 def test_the_first_rule_decides_and_a_function_may(mesh):
     tree = {"up": {"kernel": KERNEL, "bias": KERNEL[0]}, "step": jnp.int32(3)}
     rules = [("up/kernel", P("data")), ("kernel", P(None, "data")), ("", P())]

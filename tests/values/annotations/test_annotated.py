@@ -543,6 +543,17 @@ def test_cotangents_of_quantities_that_hold_values(bulk):
     np.testing.assert_allclose(got, jax.jit(jax.grad(loss))(NUMBERS[0]), rtol=1e-6)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_branches_with_units_inside_of_a_matrix_and_around_one(order):
+    d = jnp.arange(1.0, 4)
+    inside, around = Diagonal(Unitful(d, "m")), Unitful(jnp.diag(d), "m")
+    program = lambda p, *vs: lax.cond(p, lambda: vs[0], lambda: vs[1])
+    allowed = jaxrewrite.transform(program, materialise="allow")
+    got = allowed(jnp.arange(2)[1] > 0, *[inside, around][::order])
+    assert isinstance(got, Unitful) and got.units == Units("m")
+    np.testing.assert_array_equal(got.array, jnp.diag(d))
+
+
 def test_units_with_vmap_and_stacks():
     rows = jax.vmap(run(lambda row: row * row.sum()))(LENGTH)
     assert rows.units == Units("m^2") and rows.shape == (3, 4)
