@@ -45,7 +45,9 @@ class Dora(Adapted):
 
     so that the sum with the change is never made. In products, convolutions, transposes, reshapes,
     slices, scaling and casts, a `Dora` is a `Rescaled` around a `Lora`, with the numbers
-    :math:`m_j / \lVert \cdot \rVert`. Everything else makes it dense.
+    :math:`m_j / \lVert \cdot \rVert`. Everything else makes it dense. Where the change takes away
+    a column but for a part :math:`q` of its length, a length has an error of rounding, relative to
+    itself, that is :math:`q^{-2}` times as large.
 
     Parameters
     ----------
