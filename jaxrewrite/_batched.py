@@ -141,10 +141,16 @@ def of_stacked_leaves(value: Value, length: int) -> Value:
     if any(isinstance(x, Batched) for x in inside):
         return batched
     own = stack_of(tree_unflatten(treedef, inside), length)
-    is_stack = is_like(own.sliceable(), own) and _compat.same_array_type(
-        *avals_of([own, batched])
-    )
-    return own if is_stack else batched
+    return own if _is_stack(own, batched) else batched
+
+
+def _is_stack(own: Any, batched: Batched) -> bool:
+    """Whether a value has the leaves of a stack of its type, which is that array."""
+    try:
+        form, avals = own.sliceable(), avals_of([own, batched])
+    except Exception:  # noqa: BLE001 - methods of a type raise anything on leaves of no value
+        return False
+    return is_like(form, own) and _compat.same_array_type(*avals)
 
 
 def is_like(form: Any, value: Value) -> bool:

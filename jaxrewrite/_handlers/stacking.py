@@ -178,9 +178,17 @@ def _stack(site: Site, x: Operand, length: int) -> Operand:
         parts, treedef = children(x)
         stacks = [_stack(site, field, length) for field in parts]
         stack = stack_of(tree_unflatten(treedef, stacks), length)
-        if _is_in_slices(site, on_vars(stack)):
+        if _has_leaves_of_a_stack(site, stack):
             return stack
     return Batched(x, length)
+
+
+def _has_leaves_of_a_stack(site: Site, x: Value) -> bool:
+    """Whether the stacked leaves of a value are in the form that its `Value.sliceable` gives."""
+    try:
+        return _is_in_slices(site, on_vars(x))
+    except Exception:  # noqa: BLE001 - methods of a type raise anything on leaves of no value
+        return False
 
 
 def stacked_where(value: Any, is_batched: Any, length: int) -> Any:

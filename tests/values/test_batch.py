@@ -447,10 +447,17 @@ class SlicedColumns(Columns):
 
 @pytest.mark.parametrize("cls", [Columns, SlicedColumns])
 def test_a_stack_is_of_the_type_only_if_all_its_leaves_are_as_they_are_sliced(cls):
-    columns = [cls(uniform(N, N) + i, X * (i + 1)) for i in range(N)]
-    stack = jaxrewrite.stack(columns)
-    dense = jnp.stack(jaxrewrite.materialise(columns))
-    assert_same(jaxrewrite.materialise(stack), dense, 0)
+    for count in (
+        2,
+        N,
+    ):  # With two, its leaves are those of no value: no product has a shape.
+        columns = [cls(uniform(N, N) + i, X * (i + 1)) for i in range(count)]
+        stack = jaxrewrite.stack(columns)
+        dense = jnp.stack(jaxrewrite.materialise(columns))
+        assert_same(jaxrewrite.materialise(stack), dense, 0)
+        ys = lambda v, count=count: lax.scan(lambda c, _: (c, v), 0, None, count)[1]
+        got = jaxrewrite.materialise(transform(ys)(columns[0]))
+        assert_same(got, jnp.stack([dense[0]] * count), 0)
 
 
 def test_an_element_of_a_stack_is_no_stack(bulk):
