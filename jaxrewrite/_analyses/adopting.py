@@ -2,7 +2,8 @@
 
 Zero is the same in all units, and so are infinity and NaN. A value that `adopts` arrays takes
 these for values like itself (`Value.adopt`). Other numbers reach it as literals, wherever the
-program computes them of literals: an exponent tells units.
+program computes them of literals: an exponent tells units. What is known of the operands of a body
+is known in it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import jaxprs_in_params
 
 from .. import _compat
 from .._compat import Jaxpr, JaxprEqn, Literal, Primitive
 from .._core.avals import avals_of, mismatch
-from .._core.hooks import ALL_PRIMITIVES, OperandsHook, register_operands_hook
+from .._core.hooks import (
+    ALL_PRIMITIVES,
+    Analysis,
+    OperandsHook,
+    register_operands_hook,
+)
 from .._core.rewrite import handlers
 from .._core.value import Value, is_value
 from .written import Fact, Written
@@ -48,22 +53,24 @@ class Adopting(OperandsHook):
         # Whether the numbers that the equations write have any units.
         self._is_for_any_units = False
 
-    @classmethod
-    def known(cls, jaxpr: Any, operands: Sequence[Any]) -> Mapping[int, Literal]:
+    def known(
+        self, jaxpr: Any, operands: Sequence[Any]
+    ) -> Mapping[type[Analysis], Mapping[int, Fact]]:
         """The numbers that matter: beside any value, zeros, of which arrays take its structure.
 
         Beside truth values it is all numbers, which they may choose.
         """
-        literals = {i: x for i, x in enumerate(operands) if type(x) is Literal}
-        if not literals or is_for_any_units(jaxpr):
+        values = list(filter(is_value, operands))
+        if not values or is_for_any_units(jaxpr):
             return {}  # What its caller writes has units.
-        if adopter_of(operands) is not None:
-            return _numbers(jaxpr, literals)
-        dtypes = [aval.dtype for aval in avals_of(list(filter(is_value, operands)))]
-        if not dtypes:
+        facts = self._analysis(Written).among(operands)
+        if not facts:
             return {}
-        is_kept = lambda x: np.ndim(x.val) == 0 and (jnp.bool_ in dtypes or x.val == 0)
-        return {i: x for i, x in literals.items() if is_kept(x)}
+        if adopter_of(values) is not None:
+            return {Written: _numbers(jaxpr, facts)}
+        all_matter = any(aval.dtype == jnp.bool_ for aval in avals_of(values))
+        matters = lambda fact: fact.is_zero or (all_matter and fact.is_number)
+        return {Written: {i: fact for i, fact in facts.items() if matters(fact)}}
 
     def begin(self, jaxpr: Any) -> None:
         self._is_for_any_units = is_for_any_units(jaxpr)
@@ -80,11 +87,9 @@ class Adopting(OperandsHook):
         any_number = self._is_for_any_units
         operands = [
             _adopt(adopter, x, primitive)
-            if not is_value(x)
-            and becomes_inexact(eqn, i)
-            and _has_any_units(written(x), any_number)
+            if not is_value(x) and is_inexact(x) and _has_any_units(written(x), any_number)
             else x
-            for i, x in enumerate(operands)
+            for x in operands
         ]
         return eqn, operands
 
@@ -129,41 +134,19 @@ def is_inexact(atom: Any) -> bool:
     return jnp.issubdtype(atom.aval.dtype, jnp.inexact)
 
 
-def becomes_inexact(eqn: JaxprEqn, position: int) -> bool:
-    """Whether an operand of an equation is inexact, or a call converts it to be.
-
-    Other integers are indices and sizes. ``jnp.pad(x, 1)`` passes an integer zero to a call
-    that converts it.
-    """
-    atom = eqn.invars[position]
-    if eqn.primitive.name != "jit" or is_inexact(atom):
-        return is_inexact(atom)
-    jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
-    var = jaxpr.invars[len(consts) + position]
-    return not any(x is var for x in jaxpr.outvars) and all(
-        is_inexact(inner.outvars[0])
-        if inner.primitive.name == "convert_element_type"
-        else becomes_inexact(inner, i)
-        for inner in jaxpr.eqns
-        for i, x in enumerate(inner.invars)
-        if x is var
-    )
-
-
 def _has_any_units(fact: Fact, any_number: bool) -> bool:
     return fact.has_no_scale or (any_number and fact.is_written)
 
 
-def _numbers(jaxpr: Any, literals: Mapping[int, Literal]) -> Mapping[int, Literal]:
+def _numbers(jaxpr: Any, facts: Mapping[int, Fact]) -> dict[int, Fact]:
     """The numbers among the operands of a body. Integers are indices and sizes, but in powers."""
-    if all(map(is_inexact, literals.values())):
-        return literals
     inner, _ = _compat.open_jaxpr(jaxpr)
-    return (
-        literals
-        if _has_power(inner)
-        else {i: x for i, x in literals.items() if is_inexact(x)}
-    )
+    takes = lambda fact: jnp.issubdtype(fact.dtype, jnp.inexact) or _has_power(inner)
+    return {
+        i: fact
+        for i, fact in facts.items()
+        if fact.is_zero or (fact.is_number and takes(fact))
+    }
 
 
 def _has_power(jaxpr: Jaxpr) -> bool:

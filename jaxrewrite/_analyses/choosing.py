@@ -2,22 +2,20 @@
 
 `lax.switch` by a number of Python, or a flag that is ``True``, is an equation with all branches,
 of which one ever runs. If the function with the branches is under `jax.jit`, the number is an
-operand of the call. Beside values it becomes a literal there, so that the branch is known.
+operand of the call. Beside values it is known there, so that the branch is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from .. import _compat
-from .._compat import Jaxpr, Literal, Var
-from .._core.hooks import OperandsHook, register_operands_hook
+from .._compat import Jaxpr, Var
+from .._core.hooks import Analysis, OperandsHook, register_operands_hook
 from .._core.value import is_value
 from .adopting import is_inexact
-from .written import CALLS
+from .written import CALLS, Fact, Written
 
 
 class Choosing(OperandsHook):
@@ -25,24 +23,30 @@ class Choosing(OperandsHook):
 
     primitives: Container[str] = ()
 
-    def __init__(self, analysis: Any) -> None:
-        """It is shown no equations, and so needs no analysis."""
+    def __init__(self, analysis: Callable[[type], Any]) -> None:
+        self._analysis = analysis
 
-    @classmethod
-    def known(cls, jaxpr: Any, operands: Sequence[Any]) -> Mapping[int, Literal]:
-        literals = {i: x for i, x in enumerate(operands) if _can_choose(x)}
-        if not literals or not any(map(is_value, operands)):
+    def known(
+        self, jaxpr: Any, operands: Sequence[Any]
+    ) -> Mapping[type[Analysis], Mapping[int, Fact]]:
+        if not any(map(is_value, operands)):
             return {}
+        facts = self._analysis(Written).among(operands)
         inner, consts = _compat.open_jaxpr(jaxpr)
         invars = inner.invars[len(consts) :]
-        return {i: x for i, x in literals.items() if _chooses(inner, invars[i])}
+        choosing = {
+            i: fact
+            for i, fact in facts.items()
+            if fact.is_number and _may_choose(operands[i]) and _chooses(inner, invars[i])
+        }
+        return {Written: choosing}
 
 
 register_operands_hook(Choosing)
 
 
-def _can_choose(operand: Any) -> bool:
-    return type(operand) is Literal and not np.ndim(operand.val) and not is_inexact(operand)
+def _may_choose(atom: Any) -> bool:
+    return not atom.aval.shape and not is_inexact(atom)
 
 
 def _chooses(jaxpr: Jaxpr, number: Var) -> bool:

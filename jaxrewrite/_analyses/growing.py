@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._compat import JaxprEqn, Literal, Var
@@ -30,7 +30,7 @@ class Growing:
 class Producers:
     """The analysis that tells the equation whose result a variable is, or ``None``."""
 
-    def __init__(self, eqns: Sequence[JaxprEqn]):
+    def __init__(self, eqns: Sequence[JaxprEqn], facts: Mapping[Var, Any]):
         self._growing = Growing(eqns)
         self._producers: dict[Var, JaxprEqn] = {}
 

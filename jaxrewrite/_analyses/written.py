@@ -133,12 +133,12 @@ def branch_of(index: Fact, count: int) -> int | None:
 class Written:
     """The facts about the variables of a jaxpr under construction, of which ``eqns`` is the list.
 
-    ``facts`` are the facts about its operands, if any are known.
+    ``facts`` are those about its operands.
     """
 
-    def __init__(self, eqns: Sequence[JaxprEqn], facts: Mapping[Var, Fact] | None = None):
+    def __init__(self, eqns: Sequence[JaxprEqn], facts: Mapping[Var, Fact]):
         self._growing = Growing(eqns)
-        self._facts: dict[Var, Fact] = dict(facts or {})
+        self._facts: dict[Var, Fact] = dict(facts)
 
     def __call__(self, atom: Any) -> Fact:
         """The fact about an atom; about a literal, too."""
@@ -146,6 +146,12 @@ class Written:
             return _of_literal(atom)
         _go_forward(self._growing.new(), self._facts)
         return self._facts.get(atom, UNKNOWN)
+
+    def among(self, operands: Sequence[Any]) -> dict[int, Fact]:
+        """The facts about the atoms among operands, by position, where something is known."""
+        atoms = ((i, x) for i, x in enumerate(operands) if type(x) in (Var, Literal))
+        facts = ((i, self(x)) for i, x in atoms)
+        return {i: fact for i, fact in facts if fact != UNKNOWN}
 
 
 _of_bodies = WeakCaches(64)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._compat import AnyJaxpr, Literal
+from .._compat import AnyJaxpr
 from .avals import avals_of
 from .builder import Rewritten
 from .caches import WeakCaches
 from .dead_code import pruned_body
-from .hooks import operands_hooks
+from .hooks import Analysis
 from .record import Body, aside
 from .rewrite import new_rewriter
 from .settings import Settings
@@ -32,6 +31,9 @@ class Adapter(Protocol):
 
     def __call__(self, site: Site, operands: Sequence[Operand], /) -> list[Any]: ...
 
+
+# A fact about the operand of a body at a position, for an analysis.
+_Known = tuple[type[Analysis], int, Any]
 
 # A body keeps its own rewritten forms.
 _rewritten = WeakCaches(256)
@@ -53,21 +55,17 @@ def rewrite_jaxpr(
     They are part of the cache's key. ``settings`` are given where JAX calls a rule, after the
     program of the site is finished.
 
-    So are numbers among the operands that a hook says matter to the body, which has them as
-    literals.
+    So are the facts about the operands that a hook of the site's program says matter to the body.
     """
     rewriting = Rewriting(settings) if settings is not None else site.builder.rewriting
     if site.is_in_rule:
         rewriting = rewriting.of_rules()
     leaves, in_tree = tree_flatten(list(operands))
     avals = tuple(avals_of(leaves))
-    numbers: dict[int, Literal] = {}
-    for hook in operands_hooks:
-        numbers.update(hook.known(jaxpr, operands))
-    # Their bytes are equal only if they are the same, also for NaN and a negative zero.
-    bits = tuple((i, _bytes(x)) for i, x in numbers.items())
+    # Where JAX calls a rule, no program is around it.
+    known = () if settings is not None else tuple(_known(site, jaxpr, operands))
     state = rewriting.settings.key(), bool(rewriting.passes), _compat.trace_context()
-    key = (in_tree, avals, bits, entering, leaving, *state)
+    key = (in_tree, avals, known, entering, leaving, *state)
     cache = None if rewriting.settings.keeps_nothing else _rewritten.of(jaxpr)
     try:
         kept = None if cache is None else cache.get(key)
@@ -78,7 +76,7 @@ def rewrite_jaxpr(
     recorder = rewriting.settings.recorder
     with aside(recorder) as records:
         likes = tree_unflatten(in_tree, avals)
-        rewritten = _rewrite(rewriting, jaxpr, likes, numbers, site, entering, leaving)
+        rewritten = _rewrite(rewriting, jaxpr, likes, known, site, entering, leaving)
     if recorder is not None:
         recorder.add_body(Body(jaxpr, rewritten.jaxpr, records))
     if cache is not None and not _compat.has_tracers(rewritten.consts):
@@ -96,15 +94,17 @@ def inlined(site: Site, jaxpr: AnyJaxpr, operands: Sequence[Operand]) -> Sequenc
     return results
 
 
-def _bytes(number: Any) -> bytes:
-    return np.asarray(number.val, number.aval.dtype).tobytes()
+def _known(site: Site, jaxpr: AnyJaxpr, operands: Sequence[Any]) -> Iterator[_Known]:
+    for hook in site.builder.hooks:
+        for kind, facts in hook.known(jaxpr, operands).items():
+            yield from ((kind, i, fact) for i, fact in facts.items())
 
 
 def _rewrite(
     rewriting: Rewriting,
     jaxpr: AnyJaxpr,
     likes: Sequence[Any],
-    numbers: Mapping[int, Literal],
+    known: Sequence[_Known],
     site: Site,
     entering: Adapter | None,
     leaving: Adapter | None,
@@ -117,9 +117,10 @@ def _rewrite(
     # The body is a program of its own, whichever rule the equation comes from.
     inside = Site(builder, site.eqn, site.eqn.outvars)
     pairs = zip(inner.invars[len(consts) :], likes, strict=True)
-    operands = [builder.operand(var, like) for var, like in pairs]
+    operands: list[Any] = [builder.operand(var, like) for var, like in pairs]
     invars = tree_leaves(operands)
-    operands = [numbers.get(i, operand) for i, operand in enumerate(operands)]
+    for kind, i, fact in known:
+        builder.facts.setdefault(kind, {})[operands[i]] = fact
     if entering is not None:
         operands = entering(inside, operands)
     operands = [*builder.constants(inner, consts), *operands]

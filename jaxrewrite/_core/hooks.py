@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .._compat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Primitive, Tree, Var
+from .._compat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Primitive, Tree, Var
 from .dead_code import DataFlow
 
 
@@ -136,8 +136,11 @@ class Analysis(Protocol):
     somebody first asks for it.
     """
 
-    def __init__(self, eqns: Sequence[JaxprEqn]):
-        """Look at the equations of a program under construction, to which more are added."""
+    def __init__(self, eqns: Sequence[JaxprEqn], facts: Mapping[Var, Any]):
+        """Look at the equations of a program under construction, to which more are added.
+
+        ``facts`` are those about its operands that `OperandsHook.known` gave for a body.
+        """
         ...
 
     def __call__(self, atom: Atom) -> Any:
@@ -176,11 +179,13 @@ class OperandsHook(Protocol):
         """Prepare for a program. ``analysis`` gives the object of an `Analysis` of it."""
         ...
 
-    @classmethod
-    def known(cls, jaxpr: AnyJaxpr, operands: Sequence[Any]) -> Mapping[int, Literal]:
-        """The operands of a body, by position, that it is to have as literals.
+    def known(
+        self, jaxpr: AnyJaxpr, operands: Sequence[Any]
+    ) -> Mapping[type[Analysis], Mapping[int, Any]]:
+        """The facts about operands of a body, by position, that its analyses are to start with.
 
-        The body is rewritten for each of these numbers anew.
+        Each must be hashable: the body is rewritten anew for other facts. An operand is a value,
+        a variable or literal of this program, or an aval of which nothing is known.
         """
         return {}
 

@@ -78,6 +78,8 @@ class Rewriter(Builder):
         # Values that have become dense, by their identity.
         self.dense: dict[Any, tuple[Value, Any]] = {}
         self._analyses: dict[type, Any] = {Settings: rewriting.settings}  # for hooks
+        # What is known of the operands, for each kind of analysis.
+        self.facts: dict[type[Analysis], dict[Var, Any]] = {}
         self.hooks = [hook(self.analysis) for hook in operands_hooks]
         self._hooks_of: dict[str, Sequence[OperandsHook]] = {}
 
@@ -85,7 +87,7 @@ class Rewriter(Builder):
         """An analysis of the equations so far; made when it is first asked for."""
         analysis = self._analyses.get(kind)
         if analysis is None:
-            analysis = self._analyses[kind] = kind(self.eqns)
+            analysis = self._analyses[kind] = kind(self.eqns, self.facts.get(kind, {}))
         return analysis
 
     def hooks_of(self, primitive: Primitive) -> Sequence[OperandsHook]:

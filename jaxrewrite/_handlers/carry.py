@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .._analyses.written import Written
-from .._compat import AnyJaxpr, Literal
+from .._compat import AnyJaxpr, Literal, Var
 from .._core.avals import avals_of
 from .._core.builder import Rewritten
 from .._core.errors import MaterialisationError
@@ -42,9 +42,9 @@ Rewrite = Callable[[Sequence[Structure], Coerce | None], Rewritten]
 
 
 def body_inputs(jaxpr: AnyJaxpr, operands: Sequence[Operand | Like]) -> list[Any]:
-    """The operands of a body: values and literals, and the avals of variables for arrays."""
+    """The operands of a body: values and atoms, and the avals of the body for others."""
     return [
-        operand if is_value(operand) or type(operand) is Literal else aval
+        operand if is_value(operand) or type(operand) in (Var, Literal) else aval
         for operand, aval in zip(operands, jaxpr.in_avals, strict=True)
     ]
 

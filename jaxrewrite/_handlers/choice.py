@@ -23,7 +23,7 @@ from multipledispatch.variadic import isvariadic
 from .. import _compat
 from .._analyses.growing import Producers
 from .._analyses.written import Fact, Written
-from .._compat import JaxprEqn, Var
+from .._compat import JaxprEqn
 from .._core.hooks import OperandsHook, register_operands_hook
 from .._core.rewrite import leafwise_handlers
 from .._core.rules import Entry, Table, type_of
@@ -138,7 +138,7 @@ def _repeated(site: Site, condition: Any) -> Any:
 class Masking(OperandsHook):
     """Shows the zeros beside a masked value as `Zeros`, if a rule of its type takes these."""
 
-    primitives = frozenset({"select_n", "jit"})
+    primitives = frozenset({"select_n"})
 
     def __init__(self, analysis: Callable[[type], Any]) -> None:
         self._analysis = analysis
@@ -146,10 +146,10 @@ class Masking(OperandsHook):
     def operands(
         self, eqn: JaxprEqn, operands: Sequence[Any]
     ) -> tuple[JaxprEqn, Sequence[Any]]:
-        if len(operands) != 3 or eqn.primitive.name == "jit" and not _only_chooses(eqn):
+        if len(operands) != 3:
             return eqn, operands
         condition, *cases = operands
-        if is_value(condition) or not condition.aval.shape:
+        if is_value(condition):
             return eqn, operands
         written = self._analysis(Written)
         shown = [x if is_value(x) else with_zeros(written, x) for x in cases]
@@ -164,21 +164,6 @@ class Masking(OperandsHook):
 
 
 register_operands_hook(Masking)
-
-
-def _only_chooses(eqn: JaxprEqn) -> bool:
-    """Whether a call does no more than choose by a mask, which it may broadcast: `jax.numpy.where`."""
-    body, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
-    if not body.eqns or body.eqns[-1].primitive.name != "select_n":
-        return False
-    *before, last = body.eqns
-    if last.outvars != body.outvars:
-        return False
-    cases = {*body.invars[len(consts) + 1 :]}
-    read = {x for inner in before for x in inner.invars if type(x) is Var}
-    return cases.isdisjoint(read) and cases == {
-        x for x in last.invars[1:] if type(x) is Var
-    }
 
 
 def _is_taken(tables: Sequence[Table], beside: Sequence[Any], shown: Sequence[Any]) -> bool:

@@ -146,8 +146,7 @@ def _join_children(site: Site, x: Like, y: Like) -> Like | None:
         if is_zeros(zeros):
             if fits(site, structure_of(zeros), structure_of(other)):
                 return other
-            arrays = structure_of(as_arrays(zeros))
-            return join(site, arrays, structure_of(other)).like()
+            return _join_beside(site, zeros, other)
     if any(map(is_around_annotation, (x, y))) and any(map(is_annotation, (x, y))):
         return None
     parts_of: Any = rule_children
@@ -160,6 +159,15 @@ def _join_children(site: Site, x: Like, y: Like) -> Like | None:
         if parts_of is None:
             return None
     return with_parts_joined(x, y, parts_of, lambda a, b: join(site, a, b))
+
+
+def _join_beside(site: Site, zeros: Like, other: Like) -> Like:
+    """The join of zeros and of another that has to change its structure for them."""
+    joined = join(site, structure_of(as_arrays(zeros)), structure_of(other)).like()
+    if is_value(joined) or not (isinstance(zeros, Zeros) and is_value(other)):
+        return joined
+    pair = _call_join(site.scratch(), zeros, tree_map(Var, other))
+    return joined if pair is None else structure_of(pair[1]).like()
 
 
 def _join_zero(site: Site, x: Like, y: Like) -> Like | None:

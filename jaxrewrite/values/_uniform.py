@@ -17,6 +17,7 @@ from jaxtyping import Array
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, transform
+from jaxrewrite.extend import Zeros
 
 from ._base.contract import labels
 from ._base.gathers import fills
@@ -393,6 +394,18 @@ def _(which: Array, *cases: Uniform) -> Any:
 @register("select_n")
 def _(which: Uniform, *cases: ArrayValue, primitive: Any) -> Any:
     return bind(primitive, which.number(), *cases)
+
+
+@register("select_n", types=(Array, Uniform, Zeros))
+@register("select_n", types=(Array, Zeros, Uniform))
+def _(which: Any, x: Any, y: Any) -> Any:
+    v = y if isinstance(x, Zeros) else x
+    if isinstance(v, Zero):
+        return v
+    if jnp.ndim(which):
+        return lax.select_n(which, x.materialise(), y.materialise())
+    numbers = (v.number() if case is v else jnp.zeros((), v.dtype) for case in (x, y))
+    return repeated(lax.select_n(which, *numbers), v.shape)
 
 
 @register("select_n")

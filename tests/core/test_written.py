@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxrewrite._analyses.adopting import _numbers, becomes_inexact
+from jaxrewrite._analyses.adopting import _numbers
 from jaxrewrite._analyses.written import UNKNOWN, Fact, Kind, Written, either, filled
 
 
@@ -24,7 +24,7 @@ def known(fact):
 def fact_about(fn, *args):
     jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
     (result,) = jaxpr.outvars
-    return Written(jaxpr.eqns)(result)
+    return Written(jaxpr.eqns, {})(result)
 
 
 def loop(start, turn, n=3):
@@ -148,7 +148,7 @@ def test_facts_grow_with_a_program():
     """Equations that are added later, or removed, are noticed."""
     jaxpr = jax.make_jaxpr(lambda x: (jnp.zeros(3) * 1, -jnp.full(2, 3.0)))(X).jaxpr
     eqns = []
-    written = Written(eqns)
+    written = Written(eqns, {})
     assert written(jaxpr.outvars[0]) == UNKNOWN
     eqns += jaxpr.eqns[:2]
     assert written(jaxpr.outvars[0]).is_zero
@@ -177,29 +177,12 @@ def test_either_is_a_join():
     assert everything == UNKNOWN
 
 
-@pytest.mark.parametrize(
-    "fn, wanted",
-    [
-        (lambda n: n * 1.0, True),
-        (lambda n: jax.jit(lambda m: m * 1.0)(n), True),
-        (lambda n: n + 1, False),
-        (lambda n: (n, n * 1.0), False),
-        (lambda n: (n * 1.0, n), False),
-        (lambda n: (n * 1.0, n + 1), False),
-        (lambda n: n.astype("int16"), False),
-    ],
-)
-def test_integers_that_a_call_only_converts_become_inexact(fn, wanted):
-    (eqn,) = jax.make_jaxpr(jax.jit(fn))(1).eqns
-    assert becomes_inexact(eqn, 0) is wanted
-
-
 def test_the_numbers_of_a_body():
-    """Integers are none of them, but where there is a power."""
-    one, two = (jax.make_jaxpr(lambda x=x: x)().jaxpr.outvars[0] for x in (1.0, 2))
+    """Integers other than zero are none of them, but where there is a power."""
+    one, two, none = filled(1, "float32"), filled(2, "int32"), filled(0, "int32")
     plain, power = (
         jax.make_jaxpr(f)(X, 2.0) for f in (lambda x, n: x + n, lambda x, n: x**n)
     )
     assert _numbers(plain, {0: one}) == {0: one} == _numbers(plain, {0: one, 1: two})
-    assert _numbers(plain, {1: two}) == {}
+    assert _numbers(plain, {1: two, 2: none, 3: Fact(Kind.WRITTEN)}) == {2: none}
     assert _numbers(power, {0: one, 1: two}) == {0: one, 1: two}

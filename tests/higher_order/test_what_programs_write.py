@@ -31,7 +31,10 @@ from jaxrewrite.values import (
     Masked,
     Microscaled,
     Named,
+    Picked,
+    Product,
     Quantised,
+    ScalarMatrix,
     Scaled,
     Tagged,
     Unitful,
@@ -252,25 +255,29 @@ def test_each_program_gives_what_it_does_on_arrays(kind, fill, bulk):
         compare(program(value, *args), on_arrays(fill)(dense, *args))
 
 
-# What these kinds can't do without dense arrays: to be sliced along rows, and to be chosen where
-# the zeros come from outside of `jax.numpy.where`.
-_AS_A_WHOLE = {"sliced", "rows_mapped", "mapped", "where", "then_summed"}
-_UNCHANGED = {*_AS_A_WHOLE, "carry_that_grows", "no_operands", "jit_inside"}
+# What these kinds can't do without dense arrays, or in another type: to be sliced along rows, to be
+# summed, and to grow.
+_AS_A_WHOLE = {"sliced", "rows_mapped", "mapped", "then_summed"}
+_UNCHANGED = {*_AS_A_WHOLE, "carry_that_grows"}
+# A rule of an annotation is a program of its own, in which nothing is known of the zeros.
+_ANNOTATED = {*_AS_A_WHOLE, "where"}
 ZEROS_STAY = {
     **dict.fromkeys(("Tagged", "Named", "Masked", "Interval", "Unitful"), set()),
     **dict.fromkeys(("Named Unitful", "Unitful Named", "Named Masked"), set()),
-    **dict.fromkeys(("Masked Interval", "Unitful Interval"), set()),
-    **dict.fromkeys(("Tagged diagonal", "Named diagonal", "Masked diagonal"), _AS_A_WHOLE),
-    **dict.fromkeys(("Tagged Named diagonal", "Tagged Unitful diagonal"), _AS_A_WHOLE),
-    **dict.fromkeys(("Unitful diagonal", "Tagged zero", "zero", "constant"), _AS_A_WHOLE),
-    **dict.fromkeys(("diagonal", "diagonal of Tagged"), _AS_A_WHOLE),
-    **dict.fromkeys(("low_rank", "scaled", "sum of matrices", "kronecker"), _UNCHANGED),
-    **dict.fromkeys(("lora", "quantised"), _UNCHANGED),
+    **dict.fromkeys(("Masked Interval", "Unitful Interval", "zero"), set()),
+    **dict.fromkeys(("Tagged diagonal", "Named diagonal", "Unitful diagonal"), _ANNOTATED),
+    **dict.fromkeys(("diagonal", "diagonal of Tagged", "Masked diagonal"), _AS_A_WHOLE),
+    **dict.fromkeys(("Tagged Named diagonal", "Tagged Unitful diagonal"), {"sliced"}),
+    **dict.fromkeys(("scaled", "scaled of Tagged"), {"carry_that_grows"}),
+    **dict.fromkeys(("low_rank", "sum of matrices", "kronecker", "lora"), _UNCHANGED),
+    **dict.fromkeys(("constant", "stack of diagonals"), {"mapped", "rows_mapped"}),
+    "Tagged zero": {"mapped", "rows_mapped", "where"},
+    "quantised": {"carry_that_grows", "then_summed"},
+    "scaled_diagonal": _UNCHANGED,
+    "Interval scaled_diagonal": {*_UNCHANGED, "where"},
+    # Nothing negates a `Batched`.
     **dict.fromkeys(
-        ("scaled_diagonal", "scaled of Tagged", "stack of constants"), _UNCHANGED
-    ),
-    **dict.fromkeys(
-        ("Interval scaled_diagonal", "stack of diagonals", "stack of Named"), _UNCHANGED
+        ("stack of constants", "stack of Named"), {*_UNCHANGED, "no_operands", "jit_inside"}
     ),
 }
 
@@ -652,3 +659,82 @@ def test_zeros_stay_zeros_beside_a_value_with_a_key():
     implicit = transform(choose, materialise="allow")
     np.testing.assert_allclose(implicit(jnp.array(True), v), v.materialise(), rtol=1e-6)
     np.testing.assert_array_equal(implicit(jnp.array(False), v), jnp.zeros(3))
+
+
+def chosen(p, v, other):
+    return jnp.where(p, v, other)
+
+
+def within_a_rule(p, v, other):
+    fn = jax.custom_jvp(chosen)
+    fn.defjvp(lambda primals, tangents: (fn(*primals), tangents[1]))
+    return fn(p, v, other)
+
+
+BODIES = {
+    "call": chosen,
+    "call in a call": jax.jit(chosen),
+    "checkpoint": jax.checkpoint(chosen),
+    "custom rule": within_a_rule,
+    "branch": lambda p, v, other: lax.cond(
+        p, lambda: chosen(p, v, other), lambda: chosen(~p, v, other)
+    ),
+    "turns": lambda p, v, other: lax.scan(
+        lambda c, p: (chosen(p, c, other), None), v, p[None]
+    )[0],
+    "turns of any number": lambda p, v, other: lax.while_loop(
+        lambda c: c[0] < p, lambda c: (c[0] + 1, chosen(p, c[1], other)), (0, v)
+    )[1],
+}
+
+
+@pytest.mark.parametrize("kind", ["lora", "diagonal", "quantised"])
+@pytest.mark.parametrize("body", BODIES)
+def test_a_body_knows_the_zeros_of_the_program_around_it(body, kind):
+    value, p = KINDS[kind](), jnp.arange(2)[1] > 0
+    fn = lambda p, v: BODIES[body](p, v, jnp.zeros_like(v))
+    got = jax.eval_shape(transform(fn, materialise="forbid"), p, value)
+    assert types(got) == types(value)
+
+
+def test_a_body_forgets_the_zeros_of_another_call():
+    value, other = KINDS["lora"](), jnp.full((3, 3), 2.0)
+
+    @jax.jit
+    def chosen(p, v, other):
+        return jnp.where(p, v, other)
+
+    def fn(p, v, other):
+        return chosen(p, v, jnp.zeros_like(v)), chosen(p, v, other)
+
+    for p in jnp.array([True, False]):
+        kept, dense = transform(fn, materialise="allow")(p, value, other)
+        assert types(kept) == types(value) and isinstance(dense, jax.Array)
+        want = fn(p, value.materialise(), other)
+        np.testing.assert_allclose(kept.materialise(), want[0], rtol=1e-6)
+        np.testing.assert_allclose(dense, want[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "kind, becomes",
+    [
+        ("identity", ScalarMatrix),
+        ("permutation", Product),
+        ("one_hot", Picked),
+        ("one_hot_transposed", Picked),
+    ],
+)
+@pytest.mark.parametrize("how", ["cond", "where"])
+def test_a_matrix_that_is_never_zero_becomes_one_that_can_be(kind, becomes, how):
+    value = CASES[kind].value(np.random.default_rng(0), shape=(3, 4))
+
+    def fn(p, v):
+        zeros = jnp.zeros_like(v)
+        if how == "where":
+            return jnp.where(p, v, zeros)
+        return lax.cond(p, lambda: v, lambda: zeros)
+
+    for p in jnp.array([True, False]):
+        got = transform(fn, materialise="forbid")(p, value)
+        assert type(got) is becomes
+        np.testing.assert_array_equal(got.materialise(), fn(p, value.materialise()))

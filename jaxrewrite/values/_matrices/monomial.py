@@ -16,6 +16,7 @@ from jaxtyping import Array, Inexact, Int, Shaped
 
 import jaxrewrite
 from jaxrewrite import register
+from jaxrewrite.extend import Zeros
 
 from .._base.structured import (
     are_rows_of_identity,
@@ -206,6 +207,11 @@ def _phase(x: Any) -> Any:
     return jnp.where(size > 0, x / divisor, 1)
 
 
+def or_zero(v: Any) -> tuple[Any, Any]:
+    """A matrix, and the matrix of its structure whose leaves are zeros."""
+    return v, jax.tree.map(jnp.zeros_like, v)
+
+
 class Identity(OnDiagonal):
     r"""The identity matrix, :math:`I_{ij} = \delta_{ij}`, which holds no numbers.
 
@@ -270,7 +276,8 @@ class Identity(OnDiagonal):
     def join(self, other: Any) -> Any:
         if isinstance(other, Identity):
             return NotImplemented
-        return self.as_multiple().join(other)
+        multiple = self.as_multiple()
+        return or_zero(multiple) if isinstance(other, Zeros) else multiple.join(other)
 
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
         others = tuple(x.as_multiple() if isinstance(x, Identity) else x for x in others)
@@ -567,15 +574,25 @@ class Permutation(Matrix):
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return _at(x, on_axis(self.order, self.order.ndim - 1, x.ndim, axis), axis)
 
+    def _in_order(self, order: Any) -> Permutation:
+        """The permutation of another order. It is not read: zeros times it may have any."""
+        return jax.tree.unflatten(jax.tree.structure(self), [order])
+
     def transposed(self) -> Any:
-        return Permutation(_inverse(self.order), self.of_dtype)
+        return self._in_order(_inverse(self.order))
 
     def reversed(self) -> Any:
         last = self.order.shape[-1] - 1
-        return Permutation(last - self.order[..., ::-1], self.of_dtype)
+        return self._in_order(last - self.order[..., ::-1])
 
     def cast(self, dtype: Any) -> Any:
         return Permutation(self.order, dtype)
+
+    def join(self, other: Any) -> Any:
+        scaled = self.scaled_by(jnp.ones(self.order.shape, self.of_dtype))
+        if isinstance(other, Zeros):
+            return or_zero(scaled)
+        return (scaled, other) if isinstance(other, type(scaled)) else NotImplemented
 
     def times_number(self, factor: Any) -> Any:
         return self.scaled_by(jnp.broadcast_to(factor, self.order.shape))
@@ -584,7 +601,7 @@ class Permutation(Matrix):
         """Two permutations make one. A diagonal matrix moves to the left, to scale rows."""
 
         if isinstance(other, Permutation):
-            return Permutation(_at(other.order, self.order), self.of_dtype)
+            return self._in_order(_at(other.order, self.order))
         if isinstance(other, Diagonal):
             return Product((Diagonal(_at(other.d, self.order)), self))
         return NotImplemented

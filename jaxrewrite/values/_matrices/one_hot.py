@@ -12,6 +12,7 @@ from jaxtyping import Array, Inexact, Int
 
 import jaxrewrite
 from jaxrewrite import bind, register
+from jaxrewrite.extend import Zeros
 
 from .._base.gathers import fills
 from .._base.structured import (
@@ -26,7 +27,7 @@ from .._base.structured import (
     zero_unless,
 )
 from .matrix import Matrix, on_axis
-from .monomial import Permutation
+from .monomial import Permutation, or_zero
 
 
 class Rows(Matrix):
@@ -81,6 +82,8 @@ class Rows(Matrix):
         return Picked(self.weights(), self.indices, self.classes, self.axis)
 
     def join(self, other: Any) -> Any:
+        if isinstance(other, Zeros):
+            return or_zero(self.as_picked())
         if not isinstance(other, Rows) or self.axis != other.axis:
             return NotImplemented
         return self.as_picked(), other.as_picked()
