@@ -2,6 +2,8 @@
 
 The analysis goes forward, once through each jaxpr: through calls, branches and loops, too. Each
 variable has a `Fact`. Most facts are that nothing is known, and are not kept.
+
+What a known number fills has no tangent: whoever takes it for that number loses none.
 """
 
 from __future__ import annotations
@@ -385,6 +387,16 @@ CALLS = {
 }
 for _name, _param in CALLS.items():
     transfer(_name)(_call_of(_param))
+
+
+@transfer("custom_jvp_call", "custom_vjp_call")
+def _with_a_rule(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    """The rule may give a tangent to what the function fills, if an operand has one."""
+    results = results_of(eqn.params["call_jaxpr"], facts)
+    pairs = zip(facts, eqn.invars, strict=True)
+    if all(fact.kind <= Kind.NUMBER or not _is_inexact(x) for fact, x in pairs):
+        return results
+    return [Fact(fact._class()) if fact.is_number else fact for fact in results]
 
 
 @transfer("cond")

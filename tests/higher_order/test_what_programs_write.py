@@ -738,3 +738,31 @@ def test_a_matrix_that_is_never_zero_becomes_one_that_can_be(kind, becomes, how)
         got = transform(fn, materialise="forbid")(p, value)
         assert type(got) is becomes
         np.testing.assert_array_equal(got.materialise(), fn(p, value.materialise()))
+
+
+CHOICES_OF_TWO = {
+    "select": lax.select,
+    "where": jnp.where,
+    "branch": lambda p, v, zeros: lax.cond(p, lambda: v, lambda: zeros),
+    "carry": lambda p, v, zeros: lax.scan(
+        lambda c, _: (jnp.where(p, v, c), None), zeros, None, length=2
+    )[0],
+}
+
+
+@pytest.mark.parametrize("kind", ["lora", "diagonal", "Unitful", "Masked diagonal"])
+@pytest.mark.parametrize("how", CHOICES_OF_TWO)
+@pytest.mark.parametrize("is_forward", [True, False])
+def test_zeros_that_have_a_gradient_stay_an_array(how, kind, is_forward):
+    """A function with a rule may return zeros, and pass cotangents on."""
+    if is_forward:
+        zeros = jax.custom_jvp(lambda x: jnp.zeros_like(x))
+        zeros.defjvp(lambda primals, tangents: (zeros(*primals), 2 * tangents[0]))
+    else:
+        zeros = jax.custom_vjp(lambda x: jnp.zeros_like(x))
+        zeros.defvjp(lambda x: (jnp.zeros_like(x), None), lambda _, g: (2 * g,))
+    value, p = KINDS[kind](), jnp.arange(2)[1] < 0
+    fn = lambda v, x: CHOICES_OF_TWO[how](p, v, zeros(x))
+    loss = lambda x: parts(transform(fn, materialise="allow")(value, x))[0].sum()
+    got = jax.jit(jax.grad(loss))(jnp.ones(value.shape))
+    np.testing.assert_array_equal(got, jnp.full(value.shape, 2.0))

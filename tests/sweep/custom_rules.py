@@ -103,6 +103,28 @@ def custom_tangent(b):
     return differentiated(b, v, call, b.array((3, v.shape[0]), v.dtype))
 
 
+@op("rules", 4)
+def custom_number(b):
+    """A function that forgets its operand, and whose rule does not, beside that operand."""
+    v = b.pick(kind("f"), nonempty, ndim(1, 2))
+    x, rule = v.text, b.s.choice(("forward", "backward"))
+    linear_in = linear(b, v, "t", "x")
+    fill = b.s.choice(("jnp.zeros_like(a)", "jnp.zeros_like(a)", "jnp.ones_like(a)"))
+    call = f"{rule}(lambda a: {fill}, lambda t, x: ({linear_in}).astype(x.dtype))"
+    flag = f"{b.array((), 'float32')} > 0.4"
+    return b.s.choice(
+        [
+            f"jnp.where({flag}, {x}, {call}({x}))",
+            f"lax.cond({flag}, lambda: {x}, lambda: {call}({x}))",
+            f"lax.cond({flag}, lambda a: a, {call}, {x})",
+            f"jnp.where({b.array(v.shape, 'float32')} > 0.4, {x}, {call}({x}))",
+            f"lax.scan(lambda c, _: (jnp.where({flag}, c, {x}), None), {call}({x}), None, length=2)[0]",
+            f"{x} + {call}({x})",
+            f"{x} * {call}({x})",
+        ]
+    )
+
+
 @op("rules", 5)
 def custom_mixture(b):
     """Rules of two operands, which exchange, mix or reduce what they are given."""
