@@ -26,7 +26,7 @@ from .._core.hooks import (
 )
 from .._core.rewrite import handlers
 from .._core.value import Value, is_value
-from .written import Fact, Written
+from .written import NO_SCALE, Fact, Written
 
 
 def _file_of_function(fn: Callable[..., Any]) -> Callable[[], str]:
@@ -67,6 +67,8 @@ class Adopting(OperandsHook):
         if not facts:
             return {}
         if adopter_of(values) is not None:
+            if self._is_for_any_units:
+                facts = {i: _of_any_units(fact) for i, fact in facts.items()}
             return {Written: _numbers(jaxpr, facts)}
         all_matter = any(aval.dtype == jnp.bool_ for aval in avals_of(values))
         matters = lambda fact: fact.is_zero or (all_matter and fact.is_number)
@@ -134,6 +136,11 @@ def is_inexact(atom: Any) -> bool:
     return jnp.issubdtype(atom.aval.dtype, jnp.inexact)
 
 
+def _of_any_units(fact: Fact) -> Fact:
+    """What a body may know of a number, which is the same in all units there."""
+    return NO_SCALE if fact.is_written and not fact.has_no_scale else fact
+
+
 def _has_any_units(fact: Fact, any_number: bool) -> bool:
     return fact.has_no_scale or (any_number and fact.is_written)
 
@@ -145,7 +152,7 @@ def _numbers(jaxpr: Any, facts: Mapping[int, Fact]) -> dict[int, Fact]:
     return {
         i: fact
         for i, fact in facts.items()
-        if fact.is_zero or (fact.is_number and takes(fact))
+        if fact.has_no_scale or (fact.is_number and takes(fact))
     }
 
 
