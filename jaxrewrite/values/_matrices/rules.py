@@ -33,6 +33,7 @@ from .._base.structured import (
     total,
     zero_unless,
 )
+from .lazily import lazily
 from .matrix import Matrix, closed_sum, negated, swapped
 from .monomial import Diagonal
 from .product import matrix_product
@@ -108,7 +109,7 @@ def _(x: Matrix, y: ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any
         return NotImplemented
     if x.dtype != y.dtype:
         return NotImplemented
-    return matrix_product(*pair)
+    return lazily(matrix_product(*pair))
 
 
 # --- sums -------------------------------------------------------------------------------
@@ -122,7 +123,7 @@ def _(x: Matrix, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
     if primitive.name == "sub":
         y = negated(y)
     closed = closed_sum(x, y)
-    return Sum((x, y)) if closed is NotImplemented else closed
+    return lazily(Sum((x, y)) if closed is NotImplemented else closed)
 
 
 @register(*primitives.ADDITIVE)

@@ -27,6 +27,7 @@ from .algebra import (
 )
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
+from .lazily import lazily
 from .matrix import negated, swapped
 from .sum import Sum, sum_of
 
@@ -376,7 +377,7 @@ def _on_products(primitive: Any, *operands: Any, **params: Any) -> Any:
     if primitive.name not in primitives.ADDITIVE or len({x.shape for x in operands}) > 1:
         return NotImplemented
     x, y = operands
-    return sum_of([x, negated(y) if primitive.name == "sub" else y])
+    return lazily(sum_of([x, negated(y) if primitive.name == "sub" else y]))
 
 
 @register(

@@ -26,6 +26,7 @@ from .algebra import (
     solve_columns,
     trace_of,
 )
+from .lazily import lazily
 from .matrix import closed_sum, negated, swapped
 from .monomial import sorted_svd
 
@@ -267,6 +268,5 @@ def _(x: Sum, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
         return NotImplemented
     if primitive.name == "sub":
         y = negated(y)
-    return sum_of(
-        [z if isinstance(z, ArrayValue) else jnp.broadcast_to(z, shape) for z in (x, y)]
-    )
+    terms = [z if isinstance(z, ArrayValue) else jnp.broadcast_to(z, shape) for z in (x, y)]
+    return lazily(sum_of(terms))

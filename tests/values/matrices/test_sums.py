@@ -496,3 +496,43 @@ def test_a_loop_may_lose_that_a_symmetric_matrix_is_positive():
     got = jaxrewrite.transform(loop, materialise="forbid")(v)
     assert isinstance(got, Symmetric) and not got.positive
     np.testing.assert_array_equal(got.materialise(), -2 * jnp.eye(3))
+
+
+def orthogonal(v, turns):
+    """Newton's iteration for the polar factor: each turn has the last result four times."""
+    x = v / jnp.linalg.norm(v)
+    for _ in range(turns):
+        x = 1.5 * x - 0.5 * x @ x.T @ x
+    return x
+
+
+def doubled(v, turns):
+    for _ in range(turns):
+        v = v + v.T
+    return v
+
+
+RECURSIONS = {"products": orthogonal, "sums": doubled}
+
+
+def kronecker(n):
+    return Kronecker(regular(n), regular(n))
+
+
+@pytest.mark.parametrize("recursion", RECURSIONS)
+def test_what_an_unrolled_recursion_doubles_becomes_dense(recursion):
+    v, x = kronecker(2), normal(4)
+    run = lambda v, turns: RECURSIONS[recursion](v, turns) @ x
+    steps = lambda turns: len(
+        jaxrewrite.make_jaxpr(lambda v: run(v, turns), materialise="allow")(v).eqns
+    )
+    growth = [steps(turns) for turns in (5, 6, 7)]
+    assert growth[2] - growth[1] == growth[1] - growth[0]  # as for arrays
+    got = jaxrewrite.transform(run, materialise="allow")(v, 5)
+    np.testing.assert_allclose(got, run(v.materialise(), 5), rtol=1e-9)
+
+
+def test_a_large_matrix_has_as_many_terms_as_pay():
+    v, x = kronecker(20), normal(400)
+    run = lambda v: sum([v * c for c in range(1, 41)], start=v.T) @ x
+    np.testing.assert_allclose(implicit(run)(v), run(v.materialise()), rtol=1e-9)
