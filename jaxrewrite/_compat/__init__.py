@@ -60,6 +60,7 @@ from .jaxprs import (
     origin_of as origin_of,
     origin_of_function as origin_of_function,
     rename_effects as rename_effects,
+    trace_program as trace_program,
     trace_to_jaxpr as trace_to_jaxpr,
     unnamed as unnamed,
     variable_of as variable_of,
@@ -70,6 +71,10 @@ from .meshes import (
     Placing as Placing,
     call_on_mesh as call_on_mesh,
     trace_on_mesh as trace_on_mesh,
+)
+from .modes import (
+    standard_promotion as standard_promotion,
+    with_standard_promotion as with_standard_promotion,
 )
 from .parameters import (
     TREES_OF_SCAN as TREES_OF_SCAN,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -40,6 +43,7 @@ from jax._src.linear_util import wrap_init
 from jax._src.sharding_impls import UNSPECIFIED
 
 from .avals import leaf_aval
+from .modes import standard_promotion
 from .parameters import body_name
 from .types import (
     JAX_GE_0_11_0,
@@ -314,16 +318,22 @@ def trace_to_jaxpr(
     fn: Callable[..., Sequence[Any]],
     avals: Sequence[Any],
     debug_info: Any,
+    promotion: Callable[[], AbstractContextManager[object]] = standard_promotion,
 ) -> tuple[Jaxpr, list[Any]]:
     """Trace ``fn``, from flat arrays to flat arrays, over ``avals``.
 
     Returns a jaxpr without constants, and the constants, which belong to its leading
     ``invars``. They include the tracers that ``fn`` closes over.
     """
-    jaxpr, _, consts = trace_to_jaxpr_dynamic(
-        wrap_init(fn, debug_info=debug_info), list(avals)
-    )
+    with promotion():
+        jaxpr, _, consts = trace_to_jaxpr_dynamic(
+            wrap_init(fn, debug_info=debug_info), list(avals)
+        )
     return constants_first(jaxpr), list(consts)
+
+
+# A function of the user's program is traced as the user has it.
+trace_program = functools.partial(trace_to_jaxpr, promotion=contextlib.nullcontext)
 
 
 def new_debug_info(

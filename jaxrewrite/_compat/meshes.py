@@ -15,6 +15,7 @@ from jax.tree_util import tree_leaves
 
 from .avals import leaf_aval, mesh_of
 from .jaxprs import trace_to_jaxpr
+from .modes import with_standard_promotion
 from .types import Jaxpr, ShapedArray
 
 
@@ -25,6 +26,7 @@ Placing = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Makes a function whose steps are placed in some way."""
 
 
+@with_standard_promotion
 def call_on_mesh(fn: Callable[..., Any], *operands: Any) -> Any:
     """Call a function that may not say how each of its steps is placed.
 

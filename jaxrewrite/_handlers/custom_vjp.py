@@ -225,7 +225,7 @@ def _apply_backward(
 
     debug_info = _compat.new_debug_info("backward", flat)
     with site.context.manager, use_settings(settings.of_traced()):
-        jaxpr, consts = _compat.trace_to_jaxpr(flat, avals_of(traced), debug_info)
+        jaxpr, consts = _compat.trace_program(flat, avals_of(traced), debug_info)
     results = iter(run_on_values(settings, jaxpr, [*consts, *traced], site))
     return [next(results) if is_there else None for is_there in there]
 
@@ -296,7 +296,7 @@ def _joint_rule(site: Site, ins: Sequence[Tangents], settings: Settings) -> _Joi
 
     debug_info = _compat.new_debug_info("backward", joint)
     with site.context.manager, use_settings(settings.of_traced()):
-        jaxpr, consts = _compat.trace_to_jaxpr(
+        jaxpr, consts = _compat.trace_program(
             joint, [*primals, *(avals[i] for i in results)], debug_info
         )
     there = [i for i, ct in enumerate(returned, num_consts) if ct is not None]

@@ -238,6 +238,7 @@ def _lifts_all(value: Value) -> bool:
     return known
 
 
+@_compat.with_standard_promotion
 def _returns_entries(treedef: PyTreeDef, children: Sequence[Any], like: Any) -> bool:
     def there_and_back(*args: Any) -> Any:
         *leaves, tangent = args
@@ -319,6 +320,7 @@ def _has_way_back(value: Value) -> bool:
     return type(value).lift_tangent is not Value.lift_tangent
 
 
+@_compat.with_standard_promotion
 def can_be_lifted(value: Value) -> bool:
     """Whether a value, on avals, and all values among its children know a way back."""
     children, treedef = parts(value)
@@ -446,6 +448,7 @@ def _has_tangent_hook(value: Value) -> bool:
     return type(value).tangent is not Value.tangent
 
 
+@_compat.with_standard_promotion
 def derivative(value: Value, leaf_tangents: Value) -> ArrayOrValue:
     """The derivative of the array that a value stands for, along tangents of its leaves."""
     children, treedef = parts(value)
@@ -496,6 +499,7 @@ def lift(value: Value, tangent: ArrayOrValue, settings: Settings) -> list[Any]:
         return _lift(value, tangent)
 
 
+@_compat.with_standard_promotion
 def _lift(value: Value, tangent: ArrayOrValue) -> list[Any]:
     leaves = tree_leaves(value)
     if not any(map(is_inexact, avals_of(leaves))):
@@ -585,6 +589,7 @@ def pull_back(
     return [next(rest) if is_free else None for is_free in free]
 
 
+@_compat.with_standard_promotion
 def _as_dense_as_can_be(tangent: Any) -> Any:
     """A tangent without values, except for values of types that are never dense."""
     if not is_value(tangent) or is_adopted(tangent):

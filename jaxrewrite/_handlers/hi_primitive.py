@@ -59,7 +59,7 @@ def _expansion(eqn: JaxprEqn) -> tuple[Jaxpr, list[Any]]:
     if expansion is None:
         debug_info = _compat.new_debug_info(type(primitive).__name__)
         with eqn.ctx.manager:
-            expansion = _compat.trace_to_jaxpr(_function(eqn), avals, debug_info)
+            expansion = _compat.trace_program(_function(eqn), avals, debug_info)
         _, consts = expansion
         if not _compat.has_tracers(consts):
             cache.put(key, expansion)

@@ -309,7 +309,7 @@ def _trace_user_function(
         inputs.names,
     )
     try:
-        jaxpr, consts = _compat.trace_to_jaxpr(flat, inputs.avals, debug_info)
+        jaxpr, consts = _compat.trace_program(flat, inputs.avals, debug_info)
     except Exception as error:
         name = getattr(fn, "__qualname__", type(fn).__name__)
         _note_staging(error, name, inputs.likes)

@@ -217,7 +217,8 @@ def imports_within(path):
 # What ready types take from the package besides its public names, and why: a value's
 # fields, to call a method on them as arrays; the jaxprs of functions of JAX, to recognise them;
 # a call that waits for its operands; which releases compile what well; how much a value takes;
-# moves of types that declare no axes, or of which the results become dense; what an annotation is.
+# moves of types that declare no axes, or of which the results become dense; what an annotation is;
+# methods that users call, also where they forbid promotions.
 PRIVATE = {
     ("algebra", "jaxrewrite._core.avals"),
     ("blocks", "jaxrewrite._axes"),
@@ -233,6 +234,7 @@ PRIVATE = {
     ("products", "jaxrewrite._compat"),
     ("sparse", "jaxrewrite._display"),
     ("structured", "jaxrewrite._axes"),
+    ("structured", "jaxrewrite._compat"),
     ("structured", "jaxrewrite._core.site"),
     ("structured", "jaxrewrite._display"),
 }

@@ -15,6 +15,7 @@ from jaxtyping import Array, ArrayLike, Bool, Integer, Shaped
 
 import jaxrewrite
 from jaxrewrite._axes import several
+from jaxrewrite._compat import with_standard_promotion
 from jaxrewrite._core.site import is_annotation as is_annotation
 from jaxrewrite._display import bytes_text, nbytes_of
 
@@ -291,10 +292,10 @@ def inexact(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 
 
+@with_standard_promotion
 def promoted(a: Any, b: Any) -> Any:
     """The dtype that holds both, also where the program allows itself no such promotions."""
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.promote_types(a, b)
+    return jnp.promote_types(a, b)
 
 
 def as_inexact(x: Any) -> Any:

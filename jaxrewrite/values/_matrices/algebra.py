@@ -19,7 +19,7 @@ from jaxtyping import Array, Inexact, Shaped
 import jaxrewrite
 from jaxrewrite._core.avals import rule_children
 
-from .._base.structured import fields_of, is_annotation, is_value
+from .._base.structured import fields_of, is_annotation, is_value, with_standard_promotion
 from .determinant import Determinant
 
 
@@ -139,6 +139,7 @@ class LinearAlgebra:
 
     # The methods that users call.
 
+    @with_standard_promotion
     def diagonal(self) -> Any:
         r"""The entries on the diagonal, of shape (\*batch, min(n, m))."""
         known = self.known_diagonal()
@@ -146,6 +147,7 @@ class LinearAlgebra:
             return known
         return jaxrewrite.transform(dense_diagonal)(self)
 
+    @with_standard_promotion
     def trace(self) -> Any:
         r"""The sum of the diagonal, of shape (\*batch)."""
         return self.diagonal().sum(-1)
@@ -160,6 +162,7 @@ class LinearAlgebra:
         solve = jaxrewrite.transform(jnp.linalg.solve)
         return solve_columns(lambda b: solve(self, b), x, axis, len(batch))
 
+    @with_standard_promotion
     def inverse(self) -> Any:
         """The inverse: a matrix if the type knows it in closed form, else an array."""
         known = self.known_inverse()
@@ -167,6 +170,7 @@ class LinearAlgebra:
             return known
         return jaxrewrite.transform(jnp.linalg.inv)(self)
 
+    @with_standard_promotion
     def slogdet(self) -> tuple[Inexact[Array, "*batch"], Inexact[Array, "*batch"]]:
         r"""The signs of the determinants and the logarithms of their absolute values.
 
@@ -177,6 +181,7 @@ class LinearAlgebra:
             return known.slogdet()
         return tuple(jaxrewrite.transform(jnp.linalg.slogdet)(self))
 
+    @with_standard_promotion
     def determinant(self) -> Any:
         r"""The determinants, of shape (\*batch)."""
         known = self.known_determinant()
@@ -184,6 +189,7 @@ class LinearAlgebra:
             return known.number()
         return jaxrewrite.transform(jnp.linalg.det)(self)
 
+    @with_standard_promotion
     def eigenvalues(self) -> Any:
         r"""The eigenvalues in any order, of shape (\*batch, n)."""
         known = self.known_eigenvalues()
@@ -191,6 +197,7 @@ class LinearAlgebra:
             return known
         return jaxrewrite.transform(jnp.linalg.eigvals)(self)
 
+    @with_standard_promotion
     def eigh(self) -> tuple[Any, Any]:
         r"""The eigenvalues of a Hermitian matrix in rising order, and its eigenvectors.
 
@@ -202,6 +209,7 @@ class LinearAlgebra:
             return known
         return tuple(jaxrewrite.transform(_dense_eigh)(self))
 
+    @with_standard_promotion
     def cholesky(self) -> Any:
         """The lower triangular factor of a positive definite matrix.
 

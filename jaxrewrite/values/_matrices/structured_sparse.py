@@ -254,11 +254,7 @@ class NMSparse(Matrix):
             i, j = j, i
         group = i // self.m
         values, offsets = self.values[group, :, j], self.offsets[group, :, j]
-        return total(zero_unless(offsets == self._offset(i)[..., None], values), (-1,))
-
-    def _offset(self, i: Any) -> Any:
-        """Where an index is in its group."""
-        return (i % self.m).astype(self.offsets.dtype)
+        return total(zero_unless(offsets == (i % self.m)[..., None], values), (-1,))
 
     def rows_at(self, i: Any) -> Any:
         """The rows at indices, as an array."""
@@ -266,7 +262,7 @@ class NMSparse(Matrix):
             columns = self.map_both(lambda x: x[..., i.reshape(-1)])
             return columns.materialise().reshape(*i.shape, -1)
         group = i // self.m
-        here = self.offsets[group] == self._offset(i)[..., None, None]
+        here = self.offsets[group] == (i % self.m)[..., None, None]
         return total(zero_unless(here, self.values[group]), (-2,))
 
 

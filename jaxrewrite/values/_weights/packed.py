@@ -18,7 +18,7 @@ import jaxrewrite
 from jaxrewrite.extend import Zeros
 
 from .._base.gathers import axes_written, fills
-from .._base.structured import Structured, is_value, on_dense
+from .._base.structured import Structured, is_value, on_dense, with_standard_promotion
 
 
 class Packed(Structured):
@@ -103,6 +103,7 @@ class Integers(Packed):
         return self.group
 
     @classmethod
+    @with_standard_promotion
     def pack(cls, x: Any, bits: int, axis: int = -1) -> Self:
         """Pack integers that have so many bits."""
         padding = -x.shape[axis] % cls.group
