@@ -766,3 +766,10 @@ def test_zeros_that_have_a_gradient_stay_an_array(how, kind, is_forward):
     loss = lambda x: parts(transform(fn, materialise="allow")(value, x))[0].sum()
     got = jax.jit(jax.grad(loss))(jnp.ones(value.shape))
     np.testing.assert_array_equal(got, jnp.full(value.shape, 2.0))
+
+
+def test_a_power_that_a_call_is_given_is_known_to_the_matrix_inside():
+    value = KINDS["Unitful diagonal"]()
+    power = jax.jit(lambda v, n: v**n)
+    got = jax.eval_shape(transform(lambda v: power(v, 2), materialise="forbid"), value)
+    assert types(got) == types(value) and got.units == value.units**2

@@ -412,7 +412,9 @@ def _pow(x: Unitful, y: Literal, *, primitive: Any, **params: Any) -> Any:
     power = Fraction(exponent).limit_denominator(64)
     if not math.isclose(power, exponent, rel_tol=1e-6):
         return NotImplemented
-    return bind_numbers(primitive, [x, y.val], x.units**power, params)
+    # A whole number of Python is one in the program inside, too, as a matrix needs it.
+    number = y.val.item() if isinstance(y.val, np.integer) else y.val
+    return bind_numbers(primitive, [x, number], x.units**power, params)
 
 
 @annotation_rule(Unitful, "reduce_prod")
