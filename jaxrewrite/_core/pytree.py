@@ -217,7 +217,7 @@ def _is_registered(cls: type) -> bool:
 
 
 def _register(cls: Any) -> None:
-    fields = [f for f in dataclass_fields(cls) if f.init]
+    fields = dataclass_fields(cls)
     static = [f.name for f in fields if f.metadata.get("static", False)]
     children = [f.name for f in fields if f.name not in static]
     _registering.cls = cls

@@ -231,7 +231,7 @@ def _text(cls: type, metadata: Any) -> str:
     fields = getattr(cls, "__dataclass_fields__", None)
     if not issubclass(cls, Value) or not isinstance(metadata, tuple) or fields is None:
         return f"{cls.__qualname__}({metadata!r})"
-    static = [f for f in fields.values() if f.init and f.metadata.get("static", False)]
+    static = [f for f in fields.values() if f.metadata.get("static", False)]
     # A field that has its default is left out, so that a type may get more fields.
     shown = [
         f"{f.name}={content!r}"

@@ -100,6 +100,21 @@ class ModuleSecond(jaxrewrite.ArrayValue, eqx.Module):
         return self.x * self.n
 
 
+class SetLater(jaxrewrite.ArrayValue):
+    """Fields that only ``__post_init__`` sets, one of them metadata."""
+
+    x: jax.Array
+    largest: jax.Array = jaxrewrite.field(init=False)
+    length: int = jaxrewrite.field(init=False, static=True, default=1)
+
+    def __post_init__(self):
+        object.__setattr__(self, "largest", self.x.max())
+        object.__setattr__(self, "length", len(self.x))
+
+    def materialise(self):
+        return self.x + self.largest * self.length
+
+
 class Child(Scaled):
     extra: jax.Array = 0.0
 
@@ -116,6 +131,7 @@ EXAMPLES = [
     OwnPytree(X),
     Module(X, 2),
     ModuleSecond(X, 2),
+    SetLater(X),
     Child(X, 2.0, extra=1.0),
 ]
 
