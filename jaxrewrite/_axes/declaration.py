@@ -135,7 +135,7 @@ def _annotated_fields(cls: type) -> Fields:
 
 
 def _by_name(fields: Iterable[dataclasses.Field[Any]], name: str = "") -> Fields:
-    return {name or f.name: _is_static(f) for f in fields if f.init}
+    return {name or f.name: _is_static(f) for f in fields}
 
 
 def _is_static(f: dataclasses.Field[Any]) -> bool:

@@ -56,12 +56,11 @@ class _LazyFields:
 
     def __get__(self, instance: Any, owner: type) -> Any:
         is_hidden = "_is_base" in owner.__dict__ or owner is _registering.cls
-        if not is_hidden and _is_ours(owner):
+        if not is_hidden:
             _make_dataclass(owner)
-            fields = owner.__dict__["_jaxrewrite_fields"]
             # A class without fields is not a dataclass for its subclasses. They may then
             # be frozen or not, as their decorators say.
-            if fields:
+            if fields := owner.__dict__.get("_jaxrewrite_fields"):
                 return fields
         raise AttributeError("__dataclass_fields__")
 
@@ -76,9 +75,7 @@ class _LazySignature:
     def __get__(self, instance: Any, owner: type) -> inspect.Signature | None:
         if "_is_base" in owner.__dict__:
             return inspect.Signature()
-        if instance is not None or not _is_ours(owner):
-            return None
-        if _missing(owner) or not _is_registered(owner):
+        if instance is None:
             _make_dataclass(owner)
         return None  # It is the signature of the constructor.
 
@@ -121,9 +118,12 @@ def _is_ours(cls: type) -> bool:
 
 
 def _make_dataclass(cls: Any) -> None:
+    """Make a class a dataclass, unless it is a pytree by another library or decorator."""
+    if not _is_ours(cls):
+        return
     with _preparing:
         _hide_fields(cls)
-        if "_jaxrewrite_fields" in cls.__dict__:
+        if "_jaxrewrite_fields" in cls.__dict__ or _is_registered(cls):
             return
         own_init = "__init__" in cls.__dict__
         frozen = all(
@@ -147,8 +147,11 @@ def _hide_fields(cls: Any) -> None:
 
 
 def _set_once(self: object, name: str, value: object) -> None:
-    if name not in _field_names(type(self)) or name in vars(self):
-        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+    is_field = name in _field_names(type(self))
+    if not is_field or name in vars(self):
+        cure = f". Annotate it in {type(self).__name__}, as in {name}: jax.Array"
+        text = f"cannot assign to field {name!r}{'' if is_field else cure}"
+        raise dataclasses.FrozenInstanceError(text)
     object.__setattr__(self, name, value)
 
 
@@ -206,18 +209,17 @@ def _check_names(cls: type) -> None:
 
 
 def _is_registered(cls: type) -> bool:
+    if inspect.isabstract(cls):
+        return False  # It has no instances to flatten.
     try:
         bare: Any = object.__new__(cls)
-    except TypeError:  # An abstract class has no instances to flatten.
-        return True
-    try:
         return jax.tree_util.default_registry.flatten_one_level(bare) is not None
     except Exception:  # noqa: BLE001 - its own flattening, on an empty instance
         return True
 
 
 def _register(cls: Any) -> None:
-    fields = [f for f in dataclass_fields(cls) if f.init]
+    fields = dataclass_fields(cls)
     static = [f.name for f in fields if f.metadata.get("static", False)]
     children = [f.name for f in fields if f.name not in static]
     _registering.cls = cls

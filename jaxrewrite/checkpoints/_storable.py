@@ -231,12 +231,13 @@ def _text(cls: type, metadata: Any) -> str:
     fields = getattr(cls, "__dataclass_fields__", None)
     if not issubclass(cls, Value) or not isinstance(metadata, tuple) or fields is None:
         return f"{cls.__qualname__}({metadata!r})"
-    static = [f for f in fields.values() if f.init and f.metadata.get("static", False)]
-    # A field that has its default is left out, so that a type may get more fields.
+    static = [f for f in fields.values() if f.metadata.get("static", False)]
+    # A field that has its default is left out, so that a type may get more fields. One that the
+    # constructor does not take follows from the others.
     shown = [
         f"{f.name}={content!r}"
         for f, content in zip(static, metadata[1:], strict=True)
-        if content is not f.default and content != f.default
+        if f.init and content is not f.default and content != f.default
     ]
     return f"{cls.__qualname__}({', '.join(shown)})"
 

@@ -44,7 +44,25 @@ def _pytree(value: Any) -> str | None:
     bare = tree_unflatten(treedef, [object() for _ in leaves])
     if not same_treedef(tree_structure(bare), treedef):
         raise AssertionError("the value with other objects as leaves has another structure")
+    _same_array(tree_unflatten(treedef, leaves), value)
     return None
+
+
+def _same_array(copied: Any, value: Any) -> None:
+    """Compare what ``materialise`` returns, which may read what is not part of the pytree."""
+    try:
+        array = jaxrewrite.materialise(value.materialise())
+    except Exception:  # noqa: BLE001 - never dense, or a field is a value, which JAX refuses
+        return
+    try:
+        message = difference(jaxrewrite.materialise(copied.materialise()), array, 0.0)
+    except Exception as error:  # noqa: BLE001 - where an attribute is missing, anything happens
+        message = f"{type(error).__name__}: {error}"
+    if message is not None:
+        raise AssertionError(
+            f"the value from its own leaves is another array: {message}. What a value holds "
+            "has to be in its leaves and its metadata: annotate it as a field of the class"
+        )
 
 
 def _pickle(value: Any) -> str | None:

@@ -39,7 +39,7 @@ def check_value(
 
     These are the checks, by name:
 
-    - ``"pytree"``, ``"pickle"``: the value is the same after a round trip.
+    - ``"pytree"``, ``"pickle"``: the value is the same after a round trip, and so is its array.
     - ``"metadata"``: that of a copy is equal and has the same hash.
     - ``"static fields"``: values that differ in one differ in structure.
     - ``"aval"``: shape and dtype are those of ``materialise()``.

@@ -132,7 +132,7 @@ def _same_array(x: Any, y: Any) -> bool:
 def static_fields(value: Any) -> list[Any]:
     """The fields of a value that are metadata."""
     fields = getattr(value, "__dataclass_fields__", {}).values()
-    return [field for field in fields if field.init and field.metadata.get("static", False)]
+    return [field for field in fields if field.metadata.get("static", False)]
 
 
 def _hints(cls: type) -> dict[str, Any]:

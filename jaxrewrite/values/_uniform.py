@@ -263,6 +263,8 @@ class Known(Structured):
     is_known: Any = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=None)
     _nothing: Any = nothing_field()
+    # Numbers that are equal to Python may differ as arrays: 0.0 and -0.0.
+    _bytes: bytes = jaxrewrite.field(init=False, repr=False, static=True)
 
     axes = {"self": "...", "_nothing": "... 0"}
 
@@ -274,6 +276,9 @@ class Known(Structured):
             raise ValueError(f"Known: is_known is a {kind}, not a Python number.")
         dtype = jnp.result_type(self.is_known if self.of_dtype is None else self.of_dtype)
         object.__setattr__(self, "of_dtype", dtype)
+        with np.errstate(all="ignore"):
+            number = np.asarray(self.is_known, dtype)
+        object.__setattr__(self, "_bytes", number.tobytes())
 
     def aval(self) -> Any:
         return jax.core.ShapedArray(batch_of("Known", self._nothing), self.of_dtype)

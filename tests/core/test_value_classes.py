@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import importlib
+import inspect
 import itertools
 import os
 import pathlib
@@ -100,6 +101,21 @@ class ModuleSecond(jaxrewrite.ArrayValue, eqx.Module):
         return self.x * self.n
 
 
+class SetLater(jaxrewrite.ArrayValue):
+    """Fields that only ``__post_init__`` sets, one of them metadata."""
+
+    x: jax.Array
+    largest: jax.Array = jaxrewrite.field(init=False)
+    length: int = jaxrewrite.field(init=False, static=True, default=1)
+
+    def __post_init__(self):
+        object.__setattr__(self, "largest", self.x.max())
+        object.__setattr__(self, "length", len(self.x))
+
+    def materialise(self):
+        return self.x + self.largest * self.length
+
+
 class Child(Scaled):
     extra: jax.Array = 0.0
 
@@ -116,6 +132,7 @@ EXAMPLES = [
     OwnPytree(X),
     Module(X, 2),
     ModuleSecond(X, 2),
+    SetLater(X),
     Child(X, 2.0, extra=1.0),
 ]
 
@@ -204,6 +221,58 @@ def test_a_field_with_a_default_replaces_an_inherited_property():
             return self.x
 
     assert Sized(jnp.ones(2)).size == 3
+
+
+OWN_PYTREES = {
+    "flatten": jax.tree_util.register_pytree_node_class,
+    "flatten with keys": jax.tree_util.register_pytree_with_keys_class,
+    "a call": lambda cls: (
+        jax.tree_util.register_pytree_node(
+            cls, lambda v: ((v.x,), None), lambda _, children: cls(*children)
+        )
+        or cls
+    ),
+}
+
+
+@pytest.mark.parametrize("how", OWN_PYTREES)
+def test_a_pytree_by_its_own_decorator_needs_no_annotations(how):
+    @OWN_PYTREES[how]
+    class Own(jaxrewrite.ArrayValue):
+        def __init__(self, x):
+            self.x = x
+
+        def tree_flatten(self):
+            return (self.x,), None
+
+        def tree_flatten_with_keys(self):
+            return ((jax.tree_util.GetAttrKey("x"), self.x),), None
+
+        @classmethod
+        def tree_unflatten(cls, _, children):
+            return cls(*children)
+
+        def materialise(self):
+            return self.x
+
+    assert not dataclasses.is_dataclass(Own)
+    negative = jaxrewrite.transform(jnp.negative, materialise="allow")
+    np.testing.assert_array_equal(negative(Own(X)), -X)
+    assert str(inspect.signature(Own)) == "(x)"
+
+
+def test_what_is_set_has_to_be_annotated():
+    class Bare(jaxrewrite.ArrayValue):
+        def __init__(self, x):
+            self.x = x
+
+        def materialise(self):
+            return self.x
+
+    with pytest.raises(
+        dataclasses.FrozenInstanceError, match=r"in Bare, as in x: jax.Array"
+    ):
+        Bare(X)
 
 
 def test_own_init_sets_each_field_once():

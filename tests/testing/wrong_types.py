@@ -554,6 +554,15 @@ class Labelled(Plain):
         return self.x * self.label.factor
 
 
+class Forgotten(Plain):
+    def __post_init__(self):
+        object.__setattr__(self, "twice", 2 * self.x)
+
+    def materialise(self):
+        return self.twice
+
+
+WRONG["an array in no field"] = Wrong(Forgotten(X), "'twice'", "pytree")
 WRONG["equality of metadata"] = Wrong(Labelled(X, Always(2)), "'factor'", "static fields")
 
 

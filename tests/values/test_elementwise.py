@@ -393,6 +393,14 @@ def test_a_number_that_is_metadata_is_not_taken_for_another(number):
     check(CHOICES | CHOICES_WITHOUT_ZEROS, v)
 
 
+def test_known_zeros_of_both_signs_are_two_numbers():
+    zeros = [Constant(Known(zero, jnp.dtype("float32")), (2,)) for zero in (0.0, -0.0)]
+    assert not jaxrewrite.same_structure(*zeros)
+    inverses = jaxrewrite.transform(lambda zeros: [1 / v for v in zeros])(zeros)
+    for arrays in (jaxrewrite.materialise(zeros), jaxrewrite.materialise(inverses)):
+        assert [*map(np.signbit, np.ravel(arrays))] == [False, False, True, True]
+
+
 def test_a_truth_value_for_all_entries_chooses_between_values():
     v, w = Lora(*map(jnp.ones, ((2, 2), (2, 1), (1, 2)))), Constant(jnp.float32(2), (2, 2))
     fn = lambda v, w: jnp.where(w > 1, v, 2 * v)

@@ -29,8 +29,9 @@ class Matrix(LinearAlgebra, Structured):
     r"""Base class of matrices with structure, or of stacks of them.
 
     A value has the shape (\*batch, n, m), and each of its leaves has the same batch axes in
-    front. A subclass defines ``aval``, ``materialise``, ``apply`` and ``transposed``. It overrides
-    any other method for which it has something better than the dense form.
+    front. A subclass defines ``aval``, ``materialise`` and ``apply``, and ``transposed`` if the
+    transpose has a form of its own. It overrides any other method for which it has something
+    better than the dense form.
 
     Attributes
     ----------
@@ -103,8 +104,17 @@ class Matrix(LinearAlgebra, Structured):
         raise NotImplementedError(f"{type(self).__name__}.apply")
 
     def transposed(self) -> Matrix | Any:
-        """The matrix with its last two axes exchanged."""
-        raise NotImplementedError(f"{type(self).__name__}.transposed")
+        """The matrix with its last two axes exchanged.
+
+        By default, and where it returns NotImplemented, the transpose is a matrix that holds this
+        one and applies the linear transpose of ``apply``, which JAX derives.
+        """
+        return _Transposed(self)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "transposed" in vars(cls):  # Whoever asks for the transpose gets one.
+            cls.transposed = _or_lazy(cls.transposed)  # type: ignore[method-assign]
 
     def reversed(self) -> Matrix | Any:
         """The matrix with its rows and its columns in the opposite order, as a matrix.
@@ -228,6 +238,58 @@ class Matrix(LinearAlgebra, Structured):
     def tangent_space(self) -> Literal["all", "entries", "repeated"]:
         # The other entries of a pattern are zeros. Without a pattern entries repeat.
         return "entries" if self.entries == "pattern" else "repeated"
+
+
+def _or_lazy(transposed: Callable[[Any], Any]) -> Any:
+    @functools.wraps(transposed)
+    def method(self: Any) -> Any:
+        result = transposed(self)
+        return _Transposed(self) if result is NotImplemented else result
+
+    return method
+
+
+class _Transposed(Matrix):
+    """The transpose of a matrix whose type has no form for it."""
+
+    matrix: Any
+
+    rules_see_values = True
+
+    def aval(self) -> Any:
+        *batch, n, m = self.matrix.shape
+        return jax.core.ShapedArray((*batch, m, n), self.matrix.dtype)
+
+    def materialise(self) -> Any:
+        return jnp.swapaxes(jaxrewrite.materialise(self.matrix), -1, -2)
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        if not inexact(x):  # JAX transposes no functions of integers.
+            return apply_dense(self.materialise(), x, axis, precision)
+        return self._transpose(lambda y: self.matrix.apply(y, axis, precision), x, axis)
+
+    @property
+    def solvable(self) -> bool:
+        return bool(self.matrix.solvable)
+
+    def solve(self, b: Any, axis: int) -> Any:
+        if not self.solvable:
+            return super().solve(b, axis)
+        return self._transpose(lambda y: self.matrix.solve(y, axis), b, axis)
+
+    def _transpose(self, fn: Callable[[Any], Any], x: Any, axis: int) -> Any:
+        shape = (*x.shape[:axis], self.shape[-2], *x.shape[axis + 1 :])
+        (y,) = jax.linear_transpose(fn, jax.ShapeDtypeStruct(shape, x.dtype))(x)
+        return y
+
+    def transposed(self) -> Any:
+        return self.matrix
+
+    def cast(self, dtype: Any) -> Any:
+        return _Transposed(self.matrix.cast(dtype))
+
+    def at(self, i: Any, j: Any) -> Any:
+        return self.matrix.at(j, i)
 
 
 def nan_if_any_is(x: Inexact[Array, "*batch ..."], batch: int) -> Any:

@@ -344,3 +344,64 @@ def test_a_product_of_two_in_float64(first):
                 got = jaxrewrite.materialise(got)
                 assert got.dtype == want.dtype == "float64"
                 np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+# --- a type whose transpose has no form of its own ----------------------------------------------
+
+
+class Sums(Matrix):
+    """``tril(ones) @ diag(d)``, of which products alone are known."""
+
+    d: jax.Array
+
+    def aval(self):
+        return jax.core.ShapedArray((*self.d.shape, self.d.shape[-1]), self.d.dtype)
+
+    def materialise(self):
+        n = self.d.shape[-1]
+        return jnp.tril(jnp.ones((n, n), self.d.dtype)) * self.d[..., None, :]
+
+    def apply(self, x, axis, precision=None):
+        ones = [1] * (x.ndim - self.d.ndim)
+        d = self.d.reshape(*self.batch, *ones, self.d.shape[-1])
+        return jnp.cumsum(jnp.moveaxis(jnp.moveaxis(x, axis, -1) * d, -1, axis), axis)
+
+
+class SumsAsSaid(Sums):
+    def transposed(self):
+        return NotImplemented
+
+
+_ONES = jnp.arange(1.0, 4.0)
+WITH_THE_TRANSPOSE = {
+    "from the left": lambda v: _ONES @ v,
+    "of an array": lambda v: jnp.ones((2, 3)) @ v,
+    "transposed": lambda v: v.T @ _ONES,
+    "twice transposed": lambda v: v.T.T,
+    "columns": lambda v: v * _ONES,
+    "sums": lambda v: v.sum(0),
+    "product with its transpose": lambda v: v.T @ v,
+    "gradient": lambda v: jax.grad(lambda x: ((v @ x) ** 2).sum())(_ONES),
+}
+
+
+@pytest.mark.parametrize("cls", [Sums, SumsAsSaid])
+@pytest.mark.parametrize("name", WITH_THE_TRANSPOSE)
+def test_no_type_has_to_know_its_transpose(cls, name):
+    fn = WITH_THE_TRANSPOSE[name]
+    v = cls(jnp.array([2.0, 3.0, 5.0]))
+    got = jaxrewrite.transform(fn, materialise="forbid")(v)
+    np.testing.assert_allclose(jaxrewrite.materialise(got), fn(v.materialise()), rtol=1e-6)
+
+
+def test_a_derived_transpose_of_a_stack_and_its_transpose():
+    v = Sums(jnp.array([[2.0, 3.0, 5.0], [7.0, 1.0, 4.0]]))
+    transpose = jaxrewrite.numpy.matrix_transpose(v)
+    x = jnp.arange(12.0).reshape(2, 3, 2)
+    want = v.materialise().mT
+    np.testing.assert_allclose(transpose @ x, want @ x, rtol=1e-6)
+    assert type(jaxrewrite.numpy.matrix_transpose(transpose)) is Sums
+    whole = jax.tree.map(lambda x: x.astype(int), v)
+    np.testing.assert_array_equal(
+        jaxrewrite.numpy.matrix_transpose(whole) @ x.astype(int), want @ x
+    )
