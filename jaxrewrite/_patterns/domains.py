@@ -93,8 +93,7 @@ def _axes(rank: int) -> list[Any]:
 
 
 def _few_axes(rank: int) -> list[Any]:
-    few: list[Any] = [rank - 1, 0, tuple(range(rank))]
-    return list(dict.fromkeys(few[: min(rank, 2) + (rank > 1)])) if rank else [None]
+    return [rank - 1, 0, tuple(range(rank))] if rank > 1 else _axes(rank)
 
 
 def read_statics(

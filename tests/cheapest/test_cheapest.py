@@ -201,6 +201,63 @@ def test_a_rule_says_itself_what_is_implicit():
     assert (256, 256) not in shapes_of_dots(jaxpr)
 
 
+def rule_for_products(rules):
+    @rules.register("dot_general")
+    def _(x: ArrayLike, y: ArrayLike, **params):
+        return jnp.sinh(jnp.matmul(x, y)) / jnp.matmul(x + 1, y)
+
+
+def rule_for_tanh(rules):
+    @rules.register("tanh")
+    def _(x: ArrayLike, **params):
+        return jnp.sinh(x) / jnp.cosh(x)
+
+
+def pattern_of_tanh(rules):
+    @rules.rewrite(lambda x: jnp.tanh(x))
+    def _(x):
+        return jnp.sinh(x) / jnp.cosh(x)
+
+
+@pytest.mark.parametrize(
+    ("register", "program"),
+    [
+        (rule_for_products, jnp.matmul),
+        (rule_for_tanh, lambda x, w: layers(x, w)),
+        (pattern_of_tanh, lambda x, w: layers(x, w)),
+    ],
+)
+def test_rules_for_arrays_see_what_became_dense(register, program):
+    rules = jaxrewrite.Rules()
+    register(rules)
+    implicit = make_jaxpr(program, rules=rules, materialise="cheapest")
+    jaxpr = implicit(random(0, 2048, 256), lora(rank=8))
+    names = {eqn.primitive.name for eqn in equations(jaxpr)}
+    assert "sinh" in names and "tanh" not in names
+    assert shapes_of_dots(jaxpr).count((256, 256)) == 1
+
+
+def test_what_becomes_dense_inside_of_a_rule_is_final():
+    class Around(jaxrewrite.ArrayValue):
+        w: jax.Array
+        materialise_policy = "forbid"
+
+        def materialise(self):
+            return self.w
+
+    rules = jaxrewrite.Rules()
+    rule_for_products(rules)
+
+    @rules.register("dot_general")
+    def _(x: ArrayLike, v: Around, **params):
+        return jnp.matmul(x, v.w)
+
+    implicit = make_jaxpr(jnp.matmul, rules=rules, materialise="cheapest")
+    jaxpr = implicit(random(0, 2048, 256), Around(lora(rank=8)))
+    assert shapes_of_dots(jaxpr) == [(256, 256), (2048, 256)]
+    assert "sinh" not in primitives(jaxpr)
+
+
 def test_a_type_that_forbids_it_stays():
     class Factors(jaxrewrite.ArrayValue):
         a: jax.Array

@@ -550,6 +550,41 @@ def test_stacked_multipliers_of_weights_with_outputs_first(tmp_path):
     save_adapter(tmp_path, p, names=names, layout="out_in")
     got = load_adapter(tmp_path, {"w": w}, names=names, layout="out_in")
     np.testing.assert_array_equal(got["w"].scale, p["w"].scale)
+    with pytest.raises(ValueError, match=r"numbers of shape .* for \['a'\]"):
+        save_adapter(tmp_path, p, names={"w": ["a"]}, layout="out_in")
+
+
+@pytest.mark.parametrize("axis", [2, 3])
+def test_multipliers_of_a_convolution_have_axes_for_its_window(tmp_path, axis):
+    kernel = jnp.asarray(numbers(3, 2, 4, 5))
+    own = jnp.asarray(numbers(*(n if i == axis else 1 for i, n in enumerate(kernel.shape))))
+    p = {"conv": {"kernel": Rescaled(kernel, own)}}
+    names = {"conv/kernel": "conv"}
+    save_adapter(tmp_path, p, names=names)
+    tensors = peft_files.read_safetensors(tmp_path / "adapter_model.safetensors")
+    assert [x.shape for x in tensors.values()] == [(1, own.size, 1, 1)]
+    got = load_adapter(tmp_path, {"conv": {"kernel": kernel}}, names=names)
+    np.testing.assert_array_equal(got["conv"]["kernel"].scale, own)
+
+
+@pytest.mark.parametrize("layout", ["in_out", "out_in"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_one_multiplier_for_all_comes_back(tmp_path, layout, bias):
+    """It is written for each input, or, where the bias has it, too, for each output."""
+    one, bare = jnp.full((1, 1), 1.5), params()["first"]
+    if layout == "out_in":
+        bare["kernel"] = bare["kernel"].T
+    p = {"first": {**bare, "kernel": Rescaled(bare["kernel"], one)}}
+    if bias:
+        p["first"]["bias"] = Rescaled(bare["bias"], one[0])
+    names = {"first/kernel": "first"}
+    save_adapter(tmp_path, p, names=names, layout=layout)
+    got = load_adapter(tmp_path, {"first": bare}, names=names, layout=layout)
+    assert got["first"]["kernel"].scale.size == (4 if bias else 6)
+    for name in bare:
+        np.testing.assert_array_equal(
+            *(jaxrewrite.materialise(x["first"][name]) for x in (got, p))
+        )
 
 
 def test_random_factors_of_their_own_are_written_as_lora(tmp_path):
@@ -579,6 +614,10 @@ MISFITS = {
     ),
     "both": (
         lambda: {"w": Rescaled(jnp.ones((2, 3)), jnp.ones((2, 3)))},
+        "along its outputs, or along its inputs",
+    ),
+    "of a vector": (
+        lambda: {"w": Rescaled(jnp.ones(3), jnp.ones(1))},
         "along its outputs, or along its inputs",
     ),
     "several kinds": (

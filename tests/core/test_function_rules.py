@@ -338,6 +338,21 @@ def test_a_tangent_that_a_type_cannot_hold(rules, asked):
     assert asked == []
 
 
+@pytest.mark.parametrize("tangent", [V, Diagonal(X[0])])
+def test_a_tangent_that_is_a_value(rules, asked, tangent):
+    """It is one of the whole array, and no rule is differentiated along a value."""
+    register_contract(rules, asked)
+    along = lambda of: lambda x, t: jax.jvp(of, (x,), (t,))
+    check(rules, along(lambda v: contract(v, X)), V, tangent, policy="allow")
+    check(
+        rules,
+        lambda v, t: along(lambda x: contract(v, x))(X, t),
+        V,
+        tangent,
+        policy="allow",
+    )
+
+
 @pytest.mark.parametrize("of", [lambda v, x: contract(v, x)[0].sum(), total])
 def test_gradients_inside_of_the_program_are_right(rules, asked, of):
     register_contract(rules, asked)

@@ -288,6 +288,42 @@ def test_unknown_axes(written, canonical):
     assert set(seen) == {(canonical, False), (canonical, True)}
 
 
+def along_the_last(x, *, axis: Axis):
+    return lax.cumsum(jnp.moveaxis(jnp.exp(x), axis, -1), x.ndim - 1)
+
+
+def of_one_or_several(x, *, axis: Axis):
+    total = jnp.sum(jnp.exp(x), axis=axis)
+    if isinstance(axis, tuple):
+        return jnp.sqrt(jnp.log(total))
+    return jnp.log(jnp.sqrt(total))
+
+
+def of_a_number(x, *, axis: Axis):
+    return jnp.exp(jnp.max(jnp.sin(x), axis=axis))
+
+
+@pytest.mark.parametrize(
+    ("before", "kind", "x", "axes"),
+    [
+        (along_the_last, Array, X, (0, 1)),  # No trace for several axes, or for all.
+        (of_one_or_several, Float[Array, "n m"], X, (0, 1, (0, 1))),
+        (of_a_number, Float[Array, ""], X[0, 0], (None,)),
+    ],
+)
+def test_axes_that_have_forms_of_their_own(before, kind, x, axes):
+    seen = []
+
+    def after(x: kind, *, axis):
+        seen.append(axis)
+        return before(x, axis=axis)
+
+    rules = table((before, after))
+    for axis in axes:
+        assert answers(functools.partial(before, axis=axis), rules, x) == ["after"]
+    assert set(seen) == {*axes}
+
+
 def rms(x, scale, eps):
     return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * scale
 
@@ -932,7 +968,15 @@ def test_bad_static_parameters():
     def bounded(x, *, n: bool):
         return jnp.sin(x) * n
 
+    def many(x, *, n: Literal[tuple(range(257))]):
+        return jnp.sin(x) * n
+
+    def few(x, *, n: Literal[tuple(range(256))]):
+        return jnp.sin(x) * n
+
     refused(unbounded, lambda x, *, n: x, "needs a finite domain")
+    refused(many, lambda x, *, n: x, "have 257 combinations; a pattern may have 256")
+    assert Rules().rewrite(few)(lambda x, *, n: x)
     refused(bounded, other, "keyword-only parameters")
 
 
