@@ -98,7 +98,7 @@ class PyTree:
             cls.__dataclass_fields__ = _LazyFields()  # type: ignore[attr-defined]
         _defined.append(cls)
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, /, *args: Any, **kwargs: Any) -> Any:
         if "_jaxrewrite_ready" not in cls.__dict__:
             _prepare(cls)
         return super().__new__(cls)
@@ -236,7 +236,7 @@ def _register(cls: Any) -> None:
 
 def _maker(user_new: Any) -> Any:
     @functools.wraps(user_new)
-    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls: type, /, *args: Any, **kwargs: Any) -> Any:
         return object.__new__(cls) if _CLASS in kwargs else user_new(cls, *args, **kwargs)
 
     return __new__
@@ -279,17 +279,15 @@ def _constructor(
                 ) from cause
 
     @functools.wraps(user_init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs:
-            if name == _CLASS:
-                del kwargs[_CLASS]
-                if is_slotted:
-                    for field, content in kwargs.items():
-                        object.__setattr__(self, field, content)
-                else:
-                    self.__dict__.update(kwargs)
-                return
-            break
+    def __init__(self: Any, /, *args: Any, **kwargs: Any) -> None:
+        if next(iter(kwargs), None) == _CLASS:
+            del kwargs[_CLASS]
+            if is_slotted:
+                for field, content in kwargs.items():
+                    object.__setattr__(self, field, content)
+            else:
+                self.__dict__.update(kwargs)
+            return
         try:
             user_init(self, *args, **kwargs)
         except Exception as error:

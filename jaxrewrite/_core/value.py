@@ -32,7 +32,8 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
     static
         Whether the field is metadata: part of the pytree's structure and not a child with
         arrays in it. A program is compiled for each content of a static field. It must be
-        hashable and comparable.
+        hashable and comparable. Contents that are equal by ``==`` are one and the same, to JAX
+        as here: 1, 1.0 and True; 0.0 and -0.0. Convert a number to one type in ``__post_init__``.
     **kwargs
         The arguments of `dataclasses.field`: ``default``, ``repr``, ``kw_only`` ...
 

@@ -261,6 +261,18 @@ def test_a_pytree_by_its_own_decorator_needs_no_annotations(how):
     assert str(inspect.signature(Own)) == "(x)"
 
 
+def test_fields_may_have_the_names_of_first_parameters():
+    class Named(jaxrewrite.ArrayValue):
+        self: jax.Array
+        cls: int = jaxrewrite.field(static=True)
+
+        def materialise(this):  # noqa: N805
+            return this.self * this.cls
+
+    value = jax.tree.map(lambda x: x + 1, Named(self=X, cls=2))
+    np.testing.assert_array_equal(jaxrewrite.materialise(value), 2 * (X + 1))
+
+
 def test_what_is_set_has_to_be_annotated():
     class Bare(jaxrewrite.ArrayValue):
         def __init__(self, x):
