@@ -728,6 +728,14 @@ INTEGERS = {
 }
 
 
+@pytest.mark.parametrize("dtype, want", [("bfloat16", 65536), ("float32", 65535)])
+def test_products_of_integers_are_rounded_once(dtype, want):
+    v, x = Diagonal(jnp.array([257], "int16")), jnp.array([[255]], "int16")
+    product = lambda v, x: jnp.matmul(v, x, preferred_element_type=dtype)
+    got = jaxrewrite.transform(product, materialise="forbid")(v, x)
+    assert (got.dtype, got.item()) == (dtype, want)
+
+
 @pytest.mark.parametrize(
     "name",
     often(INTEGERS, ("diagonal", "constant", "low rank")),

@@ -65,14 +65,9 @@ MOVING = (
 
 def like(x: Any) -> Any:
     """The aval of an array or a value."""
-    dtype = _dtype(x)  # This raises an error if there is no array.
-    return jax.core.ShapedArray(jnp.shape(x), dtype)
-
-
-def _dtype(x: Any) -> Any:
     if x is None:  # JAX would take it for a number.
         raise TypeError("There is no array.")
-    return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
+    return jax.core.ShapedArray(jnp.shape(x), jnp.result_type(x))
 
 
 class Annotated(Carrying):

@@ -161,6 +161,13 @@ some_units = st.dictionaries(
 ).map(Units)
 
 
+def test_the_aval_is_that_of_the_array_in_jax():
+    """NumPy has arrays in dtypes that JAX turns into narrower ones."""
+    for array in (np.arange(3.0), np.arange(3), 2.0, Diagonal(jnp.arange(3.0))):
+        value = Unitful(array, "m")
+        assert (value.aval().shape, value.aval().dtype) == (value.shape, value.dtype)
+
+
 @hypothesis.given(some_units, some_units)
 def test_units_are_a_group(a, b):
     assert Units(str(a)) == a and hash(Units(str(a))) == hash(a)

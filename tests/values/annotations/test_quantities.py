@@ -296,6 +296,11 @@ def test_plots_have_units_at_their_axes_and_convert_what_comes_later(axes):
     assert_same([bar.get_height() for bar in bars], [2.0, 0.5], 1e-6)
 
 
+def test_plain_numbers_among_quantities_have_the_units_of_the_axis(axes):
+    points = axes.scatter([0, 1, 2], [KM[0], 3, M[0]])
+    assert_same(points.get_offsets().data, np.array([[0, 2], [1, 3], [2, 0.5]]), 1e-6)
+
+
 def test_plots_refuse_other_units(axes):
     axes.plot(values.parse("[0, 1] h"), values.parse("[0, 1] km"))
     with pytest.raises(Exception, match="Failed to convert") as error:

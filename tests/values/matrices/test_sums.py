@@ -1,11 +1,14 @@
 """Sums that are solved without their dense form: low rank updates, and shifted products."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
 from choose import often, slow
+from jax import lax
 
 import jaxrewrite
 from jaxrewrite.testing import assert_same
@@ -16,6 +19,7 @@ from jaxrewrite.values import (
     Identity,
     Kronecker,
     LowRank,
+    Product,
     Scaled,
     Sum,
     Symmetric,
@@ -353,6 +357,21 @@ def test_entries_of_two_sums_are_multiplied_term_by_term_if_none_is_an_array():
     product = jaxrewrite.transform(jnp.multiply, materialise="forbid")
     assert isinstance(product(Sum((v, low)), Sum((v, low))), Sum)
     assert isinstance(product(Sum((v, normal(4, 4))), Sum((v, low))), jax.Array)
+
+
+def test_a_product_is_lazy_where_the_products_of_the_terms_hold_more():
+    v = Circulant(normal(12)) + Tridiagonal(normal(11), normal(12), normal(11))
+    low = Diagonal(normal(12)) + LowRank(normal(12, 1), normal(1, 12))
+    narrow = jax.tree.map(lambda leaf: leaf.astype("float32"), v)
+    for x, y, wanted, kind in (
+        (v, v, None, Product),
+        (low, Diagonal(normal(12)), None, Sum),
+        (v, narrow, None, jax.ShapeDtypeStruct),
+        (narrow, narrow, "float64", jax.ShapeDtypeStruct),
+    ):
+        product = functools.partial(lax.dot, preferred_element_type=wanted)
+        got = jax.eval_shape(jaxrewrite.transform(product, materialise="allow"), x, y)
+        assert (type(got), got.dtype) == (kind, "float64")
 
 
 def test_the_exponential_of_a_lazy_product_is_that_of_one_array():

@@ -100,6 +100,16 @@ def test_against_float64(kind, is_transposed, rows, dtype):
     np.testing.assert_allclose(wide(got), want, atol=bound * abs(want).max(), rtol=bound)
 
 
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_codes_that_are_looked_up(is_transposed):
+    """The numbers are those of the long run; here is a program, which is quicker."""
+    block = (1, 32) if is_transposed else (32, 1)
+    v = jax.eval_shape(lambda w: KINDS["nf4"](w, block), jnp.zeros((64, 64)))
+    product = functools.partial(interpreted, is_transposed=is_transposed)
+    got = jax.eval_shape(product, v, jax.ShapeDtypeStruct((3, 64), "float32"))
+    assert (got.shape, got.dtype) == ((3, 64), "float32")
+
+
 def plain(fn):
     return jaxrewrite.transform(fn, materialise="forbid")
 

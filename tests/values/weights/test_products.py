@@ -452,3 +452,9 @@ def test_a_number_of_columns_that_is_not_known_when_it_is_exported(monkeypatch):
 )
 def test_dtypes_of_few_bits_are_promoted_as_wider_ones(dtype, promoted):
     assert jnp.dtype(of_dtypes._of_bytes(jnp.dtype(dtype))) == promoted
+
+
+def test_integers_alone_are_not_multiplied_in_16_bits():
+    wide = lambda *names: of_dtypes._wide(*map(jnp.dtype, names))
+    assert wide("int16", "int8", "bfloat16") == wide("int8", "int8", "float16") == "float32"
+    assert wide("bfloat16", "int8", "bfloat16") == "bfloat16"
