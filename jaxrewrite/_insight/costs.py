@@ -167,6 +167,16 @@ def _product(eqn: JaxprEqn) -> float:
     return 2 * _result_size(eqn) * math.prod(shape[axis] for axis in contracted)
 
 
+def _product_of_groups(eqn: JaxprEqn) -> float:
+    """A product of each row, or of each number that is summed, with the matrix of its group."""
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (contracted, _), _ = numbers.dot_dimension_numbers
+    shape, (groups,) = _shape(eqn.invars[0]), _shape(eqn.invars[2])[-1:]
+    products = _result_size(eqn) * math.prod(shape[axis] for axis in contracted)
+    is_sum_of_groups = set(numbers.lhs_ragged_dimensions) <= set(contracted)
+    return 2 * products / (groups if is_sum_of_groups else 1)
+
+
 def _product_of_digits(eqn: JaxprEqn) -> float:
     """A product with each of the four digits, as `Quantised` arrays are multiplied."""
     labels = (*eqn.params["own"], *eqn.params["xs"])
@@ -237,7 +247,7 @@ def _triangular_solve(eqn: JaxprEqn) -> float:
 
 _COUNTS: dict[str, Callable[[JaxprEqn], float]] = {
     "dot_general": _product,
-    "ragged_dot_general": _product,
+    "ragged_dot_general": _product_of_groups,
     "integer_dot": _product_of_digits,
     "rows_dot": _product_of_a_row,
     "bcoo_dot_general": _sparse_product,

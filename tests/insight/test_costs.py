@@ -130,3 +130,17 @@ def test_trip_counts():
     assert costs.trip_count(scan) == 7
     loop = jax.make_jaxpr(lambda x: lax.while_loop(lambda c: c < 3, lambda c: c + 1, x))(1)
     assert costs.trip_count(loop.eqns[-1]) is None
+
+
+def test_products_of_groups_are_counted_once():
+    """Each row meets the matrix of its group alone, also in the derivative by the matrices."""
+    sizes = jnp.array([1, 2, 1])
+    rows, matrices = jnp.ones((4, 5)), jnp.ones((3, 5, 6))
+    product = lambda x, w: jax.lax.ragged_dot(x, w, sizes)
+    for argnum in (None, 0, 1):
+        fn = product
+        if argnum is not None:
+            fn = lambda x, w, i=argnum: jax.vjp(product, x, w)[1](jnp.ones((4, 6)))[i]
+        jaxpr = jax.make_jaxpr(fn)(rows, matrices)
+        products = [e for e in jaxpr.eqns if e.primitive.name == "ragged_dot_general"]
+        assert costs.of_equation(products[-1]).flops == 2 * 4 * 5 * 6
