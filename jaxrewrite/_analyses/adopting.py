@@ -147,13 +147,16 @@ def _has_any_units(fact: Fact, any_number: bool) -> bool:
 
 def _numbers(jaxpr: Any, facts: Mapping[int, Fact]) -> dict[int, Fact]:
     """The numbers among the operands of a body. Integers are indices and sizes, but in powers."""
-    inner, _ = _compat.open_jaxpr(jaxpr)
-    takes = lambda fact: jnp.issubdtype(fact.dtype, jnp.inexact) or _has_power(inner)
-    return {
-        i: fact
-        for i, fact in facts.items()
-        if fact.has_no_scale or (fact.is_number and takes(fact))
-    }
+    numbers = {i: fact for i, fact in facts.items() if fact.has_no_scale or fact.is_number}
+    whole = {i for i, fact in numbers.items() if _is_whole(fact)}
+    if whole and _has_power(_compat.open_jaxpr(jaxpr)[0]):
+        return numbers
+    return {i: fact for i, fact in numbers.items() if i not in whole}
+
+
+def _is_whole(fact: Fact) -> bool:
+    """Whether it is an integer other than zero."""
+    return not (fact.has_no_scale or jnp.issubdtype(fact.dtype, jnp.inexact))
 
 
 def _has_power(jaxpr: Jaxpr) -> bool:

@@ -376,23 +376,21 @@ def _zero_of_zeros(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
 # --- calls, branches and loops ------------------------------------------------------
 
 
-def _call_of(param: str) -> Transfer:
-    return lambda eqn, facts: results_of(eqn.params[param], facts)
-
-
 # The primitives that call one jaxpr on their operands, and the parameter that holds it.
-CALLS = {
-    **{"jit": "jaxpr", "remat2": "jaxpr"},
-    **{"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"},
-}
-for _name, _param in CALLS.items():
-    transfer(_name)(_call_of(_param))
+_PLAIN_CALLS = {"jit": "jaxpr", "remat2": "jaxpr"}
+_CALLS_WITH_A_RULE = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+CALLS = _PLAIN_CALLS | _CALLS_WITH_A_RULE
 
 
-@transfer("custom_jvp_call", "custom_vjp_call")
+@transfer(*_PLAIN_CALLS)
+def _called(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    return results_of(eqn.params[CALLS[eqn.primitive.name]], facts)
+
+
+@transfer(*_CALLS_WITH_A_RULE)
 def _with_a_rule(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
     """The rule may give a tangent to what the function fills, if an operand has one."""
-    results = results_of(eqn.params["call_jaxpr"], facts)
+    results = _called(eqn, facts)
     pairs = zip(facts, eqn.invars, strict=True)
     if all(fact.kind <= Kind.NUMBER or not _is_inexact(x) for fact, x in pairs):
         return results

@@ -44,11 +44,11 @@ def _pytree(value: Any) -> str | None:
     bare = tree_unflatten(treedef, [object() for _ in leaves])
     if not same_treedef(tree_structure(bare), treedef):
         raise AssertionError("the value with other objects as leaves has another structure")
-    _same_array(tree_unflatten(treedef, leaves), value)
+    _keeps_its_array(tree_unflatten(treedef, leaves), value)
     return None
 
 
-def _same_array(copied: Any, value: Any) -> None:
+def _keeps_its_array(copied: Any, value: Any) -> None:
     """Compare what ``materialise`` returns, which may read what is not part of the pytree."""
     try:
         array = jaxrewrite.materialise(value.materialise())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
+from .._base.structured import fields_of, is_value
 
 
 # So many parts a small matrix may have, too. A kernel of a Gaussian process has a dozen terms.
@@ -18,5 +18,11 @@ def lazily(v: Any) -> Any:
     inverse, doubles them with each turn. Products with the parts take more time than those with
     the array before there are as many parts as rows.
     """
-    parts = len(jax.tree.leaves(v))
+    parts = _count(v)
     return v if parts <= _FEW or parts <= min(v.shape[-2:]) // 4 else NotImplemented
+
+
+def _count(v: Any) -> int:
+    """How many values without values in them. One with many leaves is no lazy result."""
+    inside = [_count(x) for x in fields_of(v)[0] if is_value(x)]
+    return sum(inside) if inside else 1

@@ -19,6 +19,7 @@ from jaxrewrite.values import (
     Identity,
     Kronecker,
     LowRank,
+    Matrix,
     Product,
     Scaled,
     Sum,
@@ -557,3 +558,36 @@ def test_a_large_matrix_has_as_many_terms_as_pay():
     v, x = kronecker(20), normal(400)
     run = lambda v: sum([v * c for c in range(1, 41)], start=v.T) @ x
     np.testing.assert_allclose(implicit(run)(v), run(v.materialise()), rtol=1e-9)
+
+
+class ManyLeaves(Matrix):
+    """A block diagonal matrix of a user, with a leaf for each block."""
+
+    blocks: tuple
+
+    def aval(self):
+        n = 2 * len(self.blocks)
+        return jax.core.ShapedArray((n, n), self.blocks[0].dtype)
+
+    def materialise(self):
+        return jax.scipy.linalg.block_diag(*self.blocks)
+
+    def apply(self, x, axis, precision=None):
+        x = jnp.moveaxis(x, axis, 0).reshape(len(self.blocks), 2, -1)
+        y = jnp.einsum("kij,kjm->kim", jnp.stack(self.blocks), x)
+        return jnp.moveaxis(y.reshape(2 * len(self.blocks), -1), 0, axis)
+
+    def plus(self, other):
+        if not isinstance(other, ManyLeaves):
+            return NotImplemented
+        return ManyLeaves(tuple(map(jnp.add, self.blocks, other.blocks)))
+
+
+def test_a_matrix_with_many_leaves_is_one_part():
+    v = ManyLeaves(tuple(normal(70, 2, 2)))
+    assert type(implicit(lambda v: v + v)(v)) is ManyLeaves
+    lazy = implicit(lambda v, w: v + w)(v, low_rank(140))
+    assert type(lazy) is Sum
+    np.testing.assert_allclose(
+        lazy.materialise(), implicit(lambda v: v @ jnp.eye(140))(lazy)
+    )
