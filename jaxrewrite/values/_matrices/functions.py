@@ -178,7 +178,7 @@ def _pseudo_inverse(v: Any, tolerance: Any = None) -> Any:
     if tolerance is None:
         tolerance = default_tolerance(v)
     tolerance = jnp.asarray(tolerance, jnp.finfo(v.dtype).dtype)
-    return [PseudoInverse(v, jnp.broadcast_to(tolerance, v.shape[:-2]))]
+    return [PseudoInverse(v, jnp.broadcast_to(tolerance, v.shape[:-2]), v.dtype)]
 
 
 def _of(v: Any, hook: str, *args: Any) -> Any:

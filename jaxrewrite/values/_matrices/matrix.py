@@ -153,8 +153,12 @@ class Matrix(LinearAlgebra, Structured):
 
     # --- entries and batch axes; right for types with entries as leaves ----------------------
 
-    def cast(self, dtype: Any) -> Self:
-        """The matrix in another dtype: any dtype if it has ``entries``, else a floating one."""
+    def cast(self, dtype: Any) -> Self | Any:
+        """The matrix in another dtype: any dtype if it has ``entries``, else an inexact one.
+
+        The leaves are cast. A type that rounds its leaves at its peril, such as an inverse,
+        defines another cast, or returns NotImplemented, which makes the matrix dense.
+        """
         if self.entries is None:
             return jax.tree.map(lambda x: x.astype(dtype) if inexact(x) else x, self)
         return self.map_entries(lambda x: x.astype(dtype))
@@ -286,7 +290,8 @@ class _Transposed(Matrix):
         return self.matrix
 
     def cast(self, dtype: Any) -> Any:
-        return _Transposed(self.matrix.cast(dtype))
+        cast = self.matrix.cast(dtype)
+        return cast if cast is NotImplemented else _Transposed(cast)
 
     def at(self, i: Any, j: Any) -> Any:
         return self.matrix.at(j, i)

@@ -13,6 +13,7 @@ References
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -22,6 +23,7 @@ from jax import lax
 
 import jaxrewrite
 
+from .algebra import LinearAlgebra
 from .matrix import Matrix, adjoint, swapped
 
 
@@ -29,24 +31,26 @@ class PseudoInverse(Matrix):
     r"""The pseudo-inverse of a matrix or a lazy multiple that knows its `known_reduced_svd`.
 
     Singular values of at most ``tolerance``, of shape (\*batch), times the largest count as
-    zeros.
+    zeros. The matrix keeps its own dtype, whatever ``entry_dtype`` the pseudo-inverse has: the
+    tolerance belongs to it, and rounding would make small numbers out of the zeros.
     """
 
     matrix: Any
     tolerance: Any
+    entry_dtype: Any = jaxrewrite.field(static=True)
 
     rules_see_values = True
 
     def aval(self) -> Any:
         *batch, n, m = self.matrix.shape
-        return jax.core.ShapedArray((*batch, m, n), self.matrix.dtype)
+        return jax.core.ShapedArray((*batch, m, n), self.entry_dtype)
 
     def materialise(self) -> Any:
         # With JAX 0.10, JAX's own function has no second derivative if ``rtol`` is traced.
         dense = jaxrewrite.materialise(self.matrix)
         eye = jnp.eye(dense.shape[-2], dtype=dense.dtype)
         columns = jnp.broadcast_to(eye, (*self.batch, *eye.shape))
-        return pseudo_inverse_times(dense, self.tolerance, columns)
+        return pseudo_inverse_times(dense, self.tolerance, columns).astype(self.dtype)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         batch = len(self.batch)
@@ -54,10 +58,14 @@ class PseudoInverse(Matrix):
         rest = moved.shape[batch + 1 :]
         columns = moved.reshape(*moved.shape[: batch + 1], math.prod(rest))
         y = pseudo_inverse_times(self.matrix, self.tolerance, columns)
-        return jnp.moveaxis(y.reshape(*self.batch, self.shape[-2], *rest), batch, axis)
+        y = y.astype(self.dtype).reshape(*self.batch, self.shape[-2], *rest)
+        return jnp.moveaxis(y, batch, axis)
 
     def transposed(self) -> Any:
-        return PseudoInverse(swapped(self.matrix), self.tolerance)
+        return PseudoInverse(swapped(self.matrix), self.tolerance, self.dtype)
+
+    def cast(self, dtype: Any) -> Any:
+        return dataclasses.replace(self, entry_dtype=jnp.dtype(dtype))
 
 
 def default_tolerance(a: Any) -> Any:
@@ -139,8 +147,15 @@ def pseudo_inverse_times(
 
 
 def _reduced_svd(a: Any) -> Any:
-    is_known = isinstance(a, jaxrewrite.Value)
-    return a.known_reduced_svd() if is_known else jnp.linalg.svd(a, full_matrices=False)
+    """The decomposition that is known, or that of the dense array.
+
+    A value whose decomposition is known may become one of another form, such as a stack.
+    """
+    known = a.known_reduced_svd() if isinstance(a, LinearAlgebra) else NotImplemented
+    if known is not NotImplemented:
+        return known
+    svd = jaxrewrite.transform(lambda a: jnp.linalg.svd(a, full_matrices=False))
+    return jaxrewrite.materialise(tuple(svd(a)))
 
 
 def dot(a: Any, x: Any) -> Any:

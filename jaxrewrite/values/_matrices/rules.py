@@ -62,6 +62,8 @@ def _times_array(
         if v.entries is None and not is_linear_cast(v, wide):
             return NotImplemented
         v = v.cast(wide)
+        if v is NotImplemented:
+            return NotImplemented
     x = x.astype(wide)
     operator = v if summed == column else v.transposed()
     rest = tuple(label for label in xs if label not in batch)

@@ -126,6 +126,54 @@ def test_results_are_those_of_numpy(name, bulk):
     check(MATRICES[name](), lambda v: [jnp.linalg.lstsq(v, Y)])
 
 
+def of_rank_one(n):
+    x = jnp.arange(1.0, n + 1) / 7
+    return x[:, None] * x
+
+
+# Rounded to fewer bits, these have no singular value of zero.
+SINGULAR = {
+    "symmetric": lambda: Symmetric(of_rank_one(3)),
+    "scaled": lambda: Scaled(Symmetric(of_rank_one(3)), jnp.float64(1 / 3)),
+    "kronecker": lambda: Kronecker(Symmetric(of_rank_one(2)), of_rank_one(3)),
+    "blocks": lambda: BlockDiagonal(jnp.stack([of_rank_one(3), of_rank_one(3) / 3])),
+    "low rank": lambda: LowRank(of_rank_one(3)[:, :2], of_rank_one(3)[:2]),
+    "circulant": lambda: Circulant(jnp.array([1.0, 1 / 3, 1.0, 1 / 3]) * 0.7),
+    "kronecker and noise": lambda: Sum(
+        (
+            Kronecker(Symmetric(of_rank_one(2)), Symmetric(of_rank_one(2))),
+            -((5 / 49) ** 2) * Identity(4, jnp.float64),
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "complex128"])
+@pytest.mark.parametrize("name", SINGULAR)
+def test_the_cast_of_a_pseudo_inverse_is_not_that_of_a_cast_matrix(name, dtype):
+    v = SINGULAR[name]()
+    b = jnp.arange(1.0, v.shape[0] + 1).astype(dtype)
+    fn = lambda v: (
+        jnp.linalg.pinv(v).astype(dtype) @ b,
+        jnp.linalg.pinv(v) @ b,
+        b @ jnp.linalg.pinv(v).T.astype(dtype),
+    )
+    assert_same(implicit(fn)(v), fn(v.materialise()), 1e-2 if dtype == "float16" else 1e-5)
+    cast = implicit(lambda v: jnp.linalg.pinv(v).astype(dtype))(v)
+    assert_same(cast.materialise(), jnp.linalg.pinv(v.materialise()).astype(dtype), 1e-2)
+
+
+def test_a_pseudo_inverse_of_a_stack_that_has_no_decomposition_becomes_dense():
+    """One of the same low rank is one matrix, and broadcasts to a stack."""
+    v = LowRank(normal(0, 4, 2), normal(1, 2, 4))
+    scales = jnp.arange(1.0, 4)
+    fn = lambda v: (scales[:, None, None] * jnp.linalg.pinv(v)) @ jnp.ones(4)
+    allowed = jaxrewrite.transform(fn, materialise="allow")
+    assert_same(jaxrewrite.materialise(allowed(v)), fn(v.materialise()), 1e-9)
+    with pytest.raises(jaxrewrite.MaterialisationError, match="svd"):
+        implicit(fn)(v)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MATRICES)
 def test_tolerances_and_some_of_the_results(name, bulk):

@@ -405,3 +405,28 @@ def test_a_derived_transpose_of_a_stack_and_its_transpose():
     np.testing.assert_array_equal(
         jaxrewrite.numpy.matrix_transpose(whole) @ x.astype(int), want @ x
     )
+
+
+class Uncast(Sums):
+    """It may not be rounded leaf by leaf, and says so."""
+
+    def cast(self, dtype):
+        return NotImplemented
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda v: v.astype("bfloat16"),
+        lambda v: v.T.astype("bfloat16"),
+        lambda v: v @ (_ONES * 1j),
+        lambda v: v.T @ (_ONES * 1j),
+    ],
+    ids=["cast", "cast of the transpose", "complex product", "transposed complex product"],
+)
+def test_a_matrix_without_a_cast_becomes_dense(fn):
+    v = Uncast(jnp.array([2.0, 3.0, 5.0]))
+    with pytest.raises(jaxrewrite.MaterialisationError, match="Uncast|_Transposed"):
+        jaxrewrite.transform(fn, materialise="forbid")(v)
+    got = jaxrewrite.transform(fn, materialise="allow")(v)
+    np.testing.assert_allclose(got, fn(v.materialise()), rtol=1e-6)
