@@ -76,7 +76,7 @@ def _gathered_axes(value: Value, site: Site) -> list[int | None] | None:
     spec = PartitionSpec(*[None] * site.params["all_gather_dimension"], name)
     likes = tree_map(_compat.leaf_aval, value)
     specs = specs_of_leaves(likes, spec)
-    if specs is None:
+    if isinstance(specs, type):
         return None
     axes = [tuple(names).index(name) if name in names else None for names in specs]
     varies = _varies(tree_leaves(value), names)

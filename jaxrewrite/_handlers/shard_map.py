@@ -24,14 +24,20 @@ from .._core.dense import Reason
 from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
-from .._placement.leafwise import specs_of_leaves
+from .._placement.leafwise import remedy, specs_of_leaves
 from .._staging.program import Program
 from ..primitives import COLLECTIVE
 from .adapters import MakeDenser, make_denser
 
 
-_NOT_SHARDED = Reason(
-    "Primitive {primitive!r} splits a {cls} over a mesh", "Define {cls}.leaf_specs"
+_SPLITS = "Primitive {primitive!r} splits a {cls} over a mesh"
+_UNEVEN = Reason(
+    f"{_SPLITS}, and one of its leaves has no equal parts",
+    "Make it of as many blocks as there are devices, or a multiple of them",
+)
+_OTHER_SHAPE = Reason(
+    f"{_SPLITS}, and its metadata has the shape of the array, or its leaves are not split",
+    "Compute the shape of {cls} from its leaves, and split them in leaf_specs",
 )
 _DIFFERS = Reason(
     "Primitive {primitive!r} returns a {cls} with a leaf that may differ from device to "
@@ -48,12 +54,12 @@ def shard_map_handler(site: Site, operands: list[Operand]) -> Results:
         zip(params["in_specs"], params["jaxpr"].invars, strict=True)
     ):
 
-        def split(x: Any, spec: Any = spec, there: Any = var.aval) -> list[Any] | None:
+        def split(x: Any, spec: Any = spec, there: Any = var.aval) -> list[Any] | Reason:
             return _leaf_specs(x, spec, there, params["mesh"], _shard_shape)
 
         operand: Any = operands[i]
-        while (specs := split(operand)) is None:
-            operand = operands[i] = make_denser(site, operand, _NOT_SHARDED)
+        while isinstance(specs := split(operand), Reason):
+            operand = operands[i] = make_denser(site, operand, specs)
         in_specs.extend(specs)
     leaves, in_tree = tree_flatten(operands)
 
@@ -86,8 +92,8 @@ def shard_map_handler(site: Site, operands: list[Operand]) -> Results:
         for i, result in enumerate(rewritten.results()):
             spec, there = params["out_specs"][i], site.outvars[i].aval
             specs = _leaf_specs(result, spec, there, params["mesh"], _whole_shape)
-            if specs is None:
-                steps.append((i, _NOT_SHARDED))
+            if isinstance(specs, Reason):
+                steps.append((i, specs))
             elif _is_apart(result, specs, spec, vary):
                 steps.append((i, _DIFFERS))
             else:
@@ -133,8 +139,8 @@ def _within(
 
 def _leaf_specs(
     operand: Operand, spec: PartitionSpec, there: Any, mesh: Any, resize: Callable[..., Any]
-) -> list[Any] | None:
-    """The specs of the leaves; ``None`` if they cannot be split.
+) -> list[Any] | Reason:
+    """The specs of the leaves, or the reason why they cannot be split.
 
     ``there`` is the aval on the other side of the boundary. There the leaves have the
     shapes that ``resize`` returns.
@@ -143,18 +149,18 @@ def _leaf_specs(
         return [spec]
     value = tree_map(_compat.leaf_aval, operand)
     specs = specs_of_leaves(value, spec)
-    if specs is None:
-        return None
+    if isinstance(specs, type):
+        return Reason(_SPLITS, remedy(specs))
     leaves, treedef = tree_flatten(value)
     shapes = [
         resize(leaf.shape, split, mesh) for leaf, split in zip(leaves, specs, strict=True)
     ]
     if None in shapes:
-        return None
+        return _UNEVEN
     pairs = zip(shapes, leaves, strict=True)
     avals = [ShapedArray(shape, leaf.dtype) for shape, leaf in pairs]
     if aval_of(tree_unflatten(treedef, avals)).shape != there.shape:
-        return None  # The metadata contains the shape on this side.
+        return _OTHER_SHAPE
     return specs
 
 

@@ -21,14 +21,14 @@ from .._core.site import Site
 from .._core.value import Value, is_value
 
 
-def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:
-    """A spec for each leaf; ``None`` if the type does not define them."""
+def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | type[Value]:
+    """A spec for each leaf; or the type that defines none: the value's, or that of one inside."""
     if all(axes is None for axes in spec):
         return [PartitionSpec()] * len(tree_leaves(value))
     cls = type(value)
     returned = value.leaf_specs(spec)
     if returned is NotImplemented:
-        return None
+        return cls
     if type(returned) is not cls:
         raise TypeError(
             f"{cls.__name__}.leaf_specs must return a {cls.__name__} with a PartitionSpec "
@@ -41,8 +41,8 @@ def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:
                 f"{cls.__name__}.leaf_specs has {spec!r} in place of a PartitionSpec."
             )
         of_field = specs_of_leaves(field, spec) if is_value(field) else [spec]
-        if of_field is None:
-            return None
+        if isinstance(of_field, type):
+            return of_field
         specs.extend(of_field)
     return specs
 
@@ -57,16 +57,23 @@ def place_leaves(site: Site, value: Value, place: Any, default: Any) -> list[Any
     is_whole = placed and all(one is default for one in placed)
     if is_whole and not _is_of_any_array(place):
         what = f"Primitive {site.primitive.name!r} places a {type(value).__name__}"
-        site.notice(UserWarning, f"{what}, {not_split(value)}")
+        site.notice(UserWarning, f"{what}, {not_split(value, place)}")
     return placed
 
 
-def not_split(value: Value) -> str:
-    name = type(value).__name__
-    return (
-        "but nothing defines what that means for its leaves, which are not split. Define "
-        f"{name}.leaf_specs."
-    )
+def not_split(value: Value, place: Any) -> str:
+    if not isinstance(place, NamedSharding):
+        return "whose leaves are not split. Use a NamedSharding."
+    specs = specs_of_leaves(tree_map(_compat.leaf_aval, value), place.spec)
+    cls = specs if isinstance(specs, type) else type(value)
+    return f"whose leaves are not split. {remedy(cls)}."
+
+
+def remedy(cls: type[Value]) -> str:
+    """What the author, or the user, of a type can do whose leaves are not split."""
+    if cls.leaf_specs is Value.leaf_specs:
+        return f"Define {cls.__name__}.leaf_specs"
+    return f"Split it along other axes: {cls.__name__}.leaf_specs declines these"
 
 
 def places_of_leaves(value: Value, place: Any, default: Any) -> list[Any]:
@@ -81,8 +88,8 @@ def places_of_leaves(value: Value, place: Any, default: Any) -> list[Any]:
     if _is_of_any_array(place):
         return [place] * len(leaves)
     named = isinstance(place, NamedSharding)
-    specs = specs_of_leaves(value, place.spec) if named else None
-    if specs is None:
+    specs = specs_of_leaves(value, place.spec) if named else type(value)
+    if isinstance(specs, type):
         shape = aval_of(value).shape
         return [place if leaf.shape == shape else default for leaf in leaves]
     shardings = [place.update(spec=spec) for spec in specs]

@@ -166,7 +166,7 @@ def _of_leaf(path: str, leaf: Any, mesh: Mesh, rules: Rules) -> Any:
     placed = places_of_leaves(leaf, sharding, replicated)
     if placed and spec and all(one is replicated for one in placed):
         warnings.warn(
-            f"A rule splits {path!r}, a {type(leaf).__name__}, {not_split(leaf)}",
+            f"A rule splits {path!r}, a {type(leaf).__name__}, {not_split(leaf, sharding)}",
             stacklevel=4,
         )
     return tree_unflatten(tree_structure(leaf), placed)

@@ -202,7 +202,7 @@ def _shards(value: Any) -> str | None:
     for axis, length in enumerate(value.shape):
         spec = PartitionSpec(*(None,) * axis, "mesh axis")
         specs = specs_of_leaves(value, spec)
-        for i in range(length if specs is not None else 0):
+        for i in range(0 if isinstance(specs, type) else length):
             shard = _shard(value, specs, i, length)
             if shard is None or aval_of(shard).shape[axis : axis + 1] != (1,):
                 break  # Then a program on a mesh makes it dense.

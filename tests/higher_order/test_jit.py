@@ -171,7 +171,9 @@ def test_shardings_that_no_leaf_can_have_are_warned_of():
         lambda v: jax.lax.with_sharding_constraint(v, sharding),
         lambda v: jax.device_put(v, sharding),
     ):
-        with pytest.warns(UserWarning, match=r"Define Rows\.leaf_specs") as record:
+        with pytest.warns(
+            UserWarning, match=r"along other axes: Rows\.leaf_specs"
+        ) as record:
             out = transform(program, materialise="forbid")(v)
         assert {warning.filename for warning in record} == {__file__}
         assert isinstance(out, Rows)

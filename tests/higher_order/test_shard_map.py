@@ -213,6 +213,46 @@ def test_values_split_without_a_word_become_dense(mesh):
         transform(fn, materialise="forbid")(LORA, X)
 
 
+class Holds(jaxrewrite.ArrayValue):
+    """An array of any type, whose shape is written once more if ``shape`` is."""
+
+    array: jaxrewrite.Value | jax.Array
+    shape: tuple[int, ...] | None = jaxrewrite.field(static=True, default=None)
+
+    def aval(self):
+        like = jax.eval_shape(jaxrewrite.materialise, self.array)
+        return jax.core.ShapedArray(self.shape or like.shape, like.dtype)
+
+    def materialise(self):
+        return jaxrewrite.materialise(self.array)
+
+    def leaf_specs(self, spec):
+        return Holds(spec, self.shape)
+
+
+UNSPLIT = {
+    "undefined": (Zero((8, 8), jnp.dtype("float32")), r"Define Zero\.leaf_specs"),
+    "declined inside": (
+        Holds(values.Diagonal(X[0])),
+        r"other axes: Diagonal\.leaf_specs declines",
+    ),
+    "uneven": (Quantised.quantise(X, block=4), "no equal parts.*as many blocks"),
+    "written shape": (Holds(X, (8, 8)), "metadata has the shape.*shape of Holds"),
+}
+
+
+@pytest.mark.parametrize("name", UNSPLIT)
+def test_the_reason_tells_what_is_not_split(mesh, name):
+    v, told = UNSPLIT[name]
+    whole = on(mesh, lambda v: lax.psum(v, "i"), P("i"), P())
+    with pytest.raises(jaxrewrite.MaterialisationError, match=f"splits a .*{told}"):
+        transform(whole, materialise="forbid")(v)
+    got = transform(whole, materialise="allow")(v)
+    np.testing.assert_allclose(
+        jaxrewrite.materialise(got), whole(v.materialise()), rtol=1e-6
+    )
+
+
 def test_packed_codes_become_dense_inside_of_the_mesh(mesh):
     v = Quantised.quantise(X, 4, axis=0)
     gathered = lambda v: lax.all_gather(v, "i", axis=0, tiled=True)[None]
