@@ -338,6 +338,48 @@ def test_a_tangent_that_a_type_cannot_hold(rules, asked):
     assert asked == []
 
 
+def test_a_tangent_beside_the_entries_of_a_type(rules, asked):
+    """Lifted, it would lose what is beside the diagonal."""
+
+    class OfEntries(Diagonal):
+        def lift_tangent(self, tangent):
+            return OfEntries(jnp.diagonal(tangent))
+
+        def tangent_space(self):
+            return "entries"
+
+    @rules.register(total)
+    def _(v: OfEntries):
+        asked.append("of entries")
+        return total(v.materialise())
+
+    check(rules, total, OfEntries(X[0]))
+    along = lambda v: jax.jvp(total, (v + 1,), (X,)) + jax.jvp(total, (v,), (X,))
+    check(rules, along, OfEntries(X[0]), policy="allow")
+    assert asked == ["of entries"]
+
+
+class Pair(jaxrewrite.ArrayValue):
+    """The sum of two arrays."""
+
+    x: Array
+    y: Array
+
+    def materialise(self):
+        return self.x + self.y
+
+
+def test_a_tangent_of_what_is_beside_a_value_of_several_leaves(rules, asked):
+    @rules.register(contract)
+    def _(v: Pair, y: ArrayLike):
+        asked.append("pair")
+        return contract(v.x + v.y, y)
+
+    along = lambda v, x: jax.jvp(lambda x: contract(v, x), (x,), (x + 1,))
+    check(rules, along, Pair(X, X.T), X)
+    assert asked == ["pair"]
+
+
 @pytest.mark.parametrize("tangent", [V, Diagonal(X[0])])
 def test_a_tangent_that_is_a_value(rules, asked, tangent):
     """It is one of the whole array, and no rule is differentiated along a value."""
@@ -457,6 +499,34 @@ def test_a_tied_rule_that_fails_has_not_declined(rules):
     v = Twice(X[0])
     with pytest.raises(jaxrewrite.AmbiguousRuleError, match="Function outer"):
         jaxrewrite.transform(outer, rules=rules)(v, v)
+
+
+def test_a_rule_may_call_a_function_of_values_and_arrays(rules, asked):
+    register_contract(rules, asked)
+
+    @rules.register("cos")
+    def _(v: Twice, **params):
+        return jaxrewrite.transform(contract)(v, X)[0]
+
+    got = jaxrewrite.transform(jnp.cos, rules=rules, materialise="forbid")(V)
+    np.testing.assert_allclose(got.materialise(), contract(2 * X, X)[0], rtol=1e-6)
+    assert asked == ["contract"]
+
+
+def test_calls_with_other_numbers_are_other_calls(rules, asked):
+    """The rule runs for each: the numbers that it reads are known as it runs."""
+
+    @jax.jit
+    def plus(x, number):
+        return x + number
+
+    @rules.register(plus)
+    def _(v: Twice, number: jax.extend.core.Literal):
+        asked.append(float(number.val))
+        return Twice(v.half + number.val / 2)
+
+    check(rules, lambda v: [plus(v, number) for number in (2.0, 3.0)], V)
+    assert asked == [2.0, 3.0]
 
 
 def test_arrays_alone(asked):
@@ -1013,6 +1083,19 @@ def test_explain_tells_that_a_call_is_not_of_the_function():
     assert [declined.why for declined in step.declined] == [
         "it is for other static arguments, or another function"
     ]
+
+
+def test_explain_tells_once_that_a_rule_declined():
+    asked, rules = [], jaxrewrite.Rules()
+
+    @rules.register(jnp.linalg.det)
+    def _(v: Twice):
+        asked.append(v.shape)
+        return NotImplemented
+
+    step, *_ = jaxrewrite.explain(jax.vmap(jnp.linalg.det), rules=rules)(STACK).steps
+    assert asked[-1] == (3, 3)  # By some releases it is asked of the stack, too.
+    assert [x.why for x in step.declined] == ["it returned NotImplemented"]
 
 
 def test_ready_rules_are_asked_with_the_defaults():
