@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import importlib
 import inspect
 import itertools
@@ -210,6 +211,46 @@ def test_a_field_with_the_name_of_an_inherited_property_is_an_error(has_init):
             TypeError, match="Sized.size is a field, but ArrayValue.size is"
         ):
             Sized(jnp.ones(3), 2)
+
+
+@pytest.mark.parametrize("name", ["aval", "tangent", "outer"])
+def test_a_field_with_a_name_that_has_a_meaning_is_an_error(name):
+    body = {"__annotations__": {name: jax.Array}, "materialise": lambda self: X}
+    Named = type("Named", (jaxrewrite.ArrayValue,), body)
+    with pytest.raises(TypeError, match=f"Named.{name} is a field.* another name"):
+        Named(X)
+
+
+WRONG_MEMBERS = {
+    "aval": (property(lambda self: X), "Wrong.aval is a property, .* a method"),
+    "materialise": (jaxrewrite.field(static=True), "Wrong.materialise is a Field"),
+    "sliceable": (True, "Wrong.sliceable is a bool, .* as Value.sliceable is"),
+    "reshape": (functools.cached_property(lambda self: X), "a cached_property"),
+    "outer": ("5", "Wrong.outer has to be a number; it is '5'"),
+    "materialise_policy": ("never", "materialise_policy has to be one of .*'never'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_MEMBERS)
+def test_members_that_mean_something_else_are_an_error_of_the_class(name):
+    member, message = WRONG_MEMBERS[name]
+    with pytest.raises(TypeError, match=message):
+        type("Wrong", (jaxrewrite.ArrayValue,), {name: member})
+
+
+def test_methods_may_be_descriptors_and_those_of_python_none():
+    class Fine(jaxrewrite.ArrayValue):
+        x: jax.Array
+        outer = np.float32(1.5)
+        __iter__ = None
+        tangent = functools.partialmethod(lambda self, _, tangents: tangents, None)
+
+        def materialise(self):
+            return self.x
+
+    assert Fine(X).shape == (3,)
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(Fine(X))
 
 
 def test_a_field_with_a_default_replaces_an_inherited_property():
