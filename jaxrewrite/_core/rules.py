@@ -8,7 +8,6 @@ they are. multipledispatch would order the whole table, and only warn of an ambi
 from __future__ import annotations
 
 import difflib
-import inspect
 import itertools
 import math
 import numbers
