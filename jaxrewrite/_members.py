@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import numbers
-from collections.abc import Iterator
 from types import FunctionType
 
 from ._core.value import Value, checks
@@ -24,6 +23,13 @@ _GONE = {
     ),
 }
 
+# The methods that programs call; Python's own may also be ``None``.
+_METHODS = [
+    name
+    for name, member in vars(Value).items()
+    if isinstance(member, (FunctionType, staticmethod)) and not name.startswith("_")
+]
+
 _POLICIES = (None, "warn", "allow", "forbid")
 
 
@@ -31,12 +37,12 @@ def _check_members(cls: type[Value]) -> None:
     """Raise `TypeError` for a name that has a meaning and something else behind it."""
     for name in filter(vars(cls).__contains__, _GONE):
         raise TypeError(f"{cls.__name__}.{name} is not used any more: {_GONE[name]}")
-    for name, owner in _methods(cls):
-        member = vars(cls).get(name, owner)
-        if not _can_be_called(member):
+    for name in _METHODS:
+        kind = _kind_of_data(cls, name)
+        if kind is not None:
             raise TypeError(
-                f"{cls.__name__}.{name} is a {type(member).__name__}, but has to be a method, "
-                f"as {owner.__name__}.{name} is. Give anything else another name."
+                f"{cls.__name__}.{name} is a {kind}, but has to be a method, as Value.{name} is. "
+                "Give anything else another name."
             )
     if not isinstance(cls.outer, numbers.Real) or cls.outer != cls.outer:
         raise TypeError(f"{cls.__name__}.outer has to be a number; it is {cls.outer!r}.")
@@ -47,13 +53,15 @@ def _check_members(cls: type[Value]) -> None:
         )
 
 
-def _methods(cls: type) -> Iterator[tuple[str, type]]:
-    """The methods of the base classes of the library. Python's own may also be ``None``."""
-    for base in cls.__mro__[1:]:
-        for name, member in vars(base).items() if "_is_base" in vars(base) else ():
-            is_method = isinstance(member, (FunctionType, staticmethod))
-            if is_method and not name.startswith("__"):
-                yield name, base
+def _kind_of_data(cls: type, name: str) -> str | None:
+    """What a class has in the place of a method; ``None`` if it has the method, or says nothing."""
+    if name in vars(cls):
+        member = vars(cls)[name]
+        return None if _can_be_called(member) else type(member).__name__.lower()
+    if isinstance(vars(Value)[name], staticmethod):
+        return None  # It is looked up in the class, where a field without a default is not.
+    annotation = vars(cls).get("__annotations__", {}).get(name)
+    return None if annotation is None or "ClassVar" in str(annotation) else "field"
 
 
 def _can_be_called(member: object) -> bool:

@@ -194,15 +194,13 @@ def _prepare(cls: Any) -> None:
 
 
 def _check_names(cls: type) -> None:
-    """Raise `TypeError` if a name has a meaning in a base class, and is that of a field."""
+    """Raise `TypeError` if a property of a base class is in the place of a field."""
     for name in (f.name for f in dataclass_fields(cls)):
-        owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
-        if owner is not cls and (
-            "_is_base" in vars(owner) or isinstance(vars(owner)[name], property)
-        ):
+        owner = next((base for base in cls.__mro__ if name in base.__dict__), None)
+        if owner not in (None, cls) and isinstance(owner.__dict__[name], property):
             raise TypeError(
-                f"{cls.__name__}.{name} is a field, but {owner.__name__}.{name} is something "
-                "else. Give the field another name."
+                f"{cls.__name__}.{name} is a field, but {owner.__name__}.{name} is a property, "
+                "which would be read in its place. Give the field another name."
             )
 
 
