@@ -32,7 +32,10 @@ ROOMS = {
     "_axes": (620, "how leaves lie in arrays"),
     "_joins": (262, "where structures meet"),
     "_analyses": (85, "what a program writes"),
-    "_array_value, _batched, _display, numpy": (500, "what users subclass and call"),
+    "_array_value, _batched, _display, _members, numpy": (
+        500,
+        "what users subclass and call",
+    ),
     "_staging": (390, "from a function to a program"),
     "_signatures": (390, "what primitives take"),
     "_placement": (556, "meshes of devices"),
@@ -47,8 +50,8 @@ TOGETHER = {
     "__init__": "jaxrewrite",
     "__main__": "_insight",
     **dict.fromkeys(
-        ("_array_value", "_batched", "_display", "numpy"),
-        "_array_value, _batched, _display, numpy",
+        ("_array_value", "_batched", "_display", "_members", "numpy"),
+        "_array_value, _batched, _display, _members, numpy",
     ),
 }
 

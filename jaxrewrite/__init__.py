@@ -37,11 +37,11 @@ from ._staging.transform import (
 )
 
 
-# The rooms that register something: handlers of primitives, and hooks. Patterns have done so.
-from . import _analyses, _axes, _handlers, _interop  # isort: skip
+# The rooms that register something: handlers, hooks and checks. Patterns have done so.
+from . import _analyses, _axes, _handlers, _interop, _members  # isort: skip
 
 
-del _analyses, _axes, _handlers, _interop
+del _analyses, _axes, _handlers, _interop, _members
 
 
 def _cheapest() -> _Policy:

@@ -27,7 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = _report(_function(options.program, parser.error), parser.error)
     print(report.to_json() if options.json else report)
     if options.html:
-        pathlib.Path(options.html).write_text(report._repr_html_())
+        try:
+            pathlib.Path(options.html).write_text(report._repr_html_())
+        except OSError as error:
+            parser.error(f"can't write {options.html}: {error.strerror}.")
     return 0
 
 
@@ -75,17 +78,21 @@ def _program(make: Any, name: str, refuse: Refuse) -> tuple[Any, Any, Any]:
         program = make()
     except Exception as error:  # noqa: BLE001 - the user's function raises anything
         refuse(f"{name} raised {_located(error, make)}")
-    wanted = f"{name} must return (fn, args) or (fn, args, kwargs)"
-    if (
-        not isinstance(program, tuple)
-        or len(program) not in (2, 3)
-        or not callable(program[0])
-    ):
-        refuse(f"{wanted}; it returned a {type(program).__name__}.")
-    fn, args, kwargs = (*program, {})[:3]
-    if not isinstance(args, (tuple, list)) or not isinstance(kwargs, dict):
-        refuse(f"{wanted}, with a tuple of arguments and a dict of others.")
+    is_whole = isinstance(program, tuple) and len(program) in (2, 3)
+    fn, args, kwargs = (*program, {})[:3] if is_whole else (None, None, None)
+    is_call = isinstance(args, (tuple, list)) and isinstance(kwargs, dict)
+    if not callable(fn) or not is_call:
+        refuse(
+            f"{name} must return (fn, args) or (fn, args, kwargs): a function, a tuple of its "
+            f"arguments, and a dict of others. It returned {_kinds(program)}."
+        )
     return fn, args, kwargs
+
+
+def _kinds(program: Any) -> str:
+    if not isinstance(program, tuple):
+        return f"a {type(program).__name__}"
+    return f"a tuple of ({', '.join(type(x).__name__ for x in program)})"
 
 
 def _needs_arguments(make: Any) -> bool:

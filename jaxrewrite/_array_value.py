@@ -148,7 +148,7 @@ class ArrayValue(Value):
                 error,
                 f"jaxrewrite: {name} does not define aval(), so the shape and dtype of a "
                 f"{name} are those of the array that materialise() returns. But "
-                "materialise() raised. A type that is never dense has to define aval().",
+                "this call gave no array. A type that is never dense has to define aval().",
             )
             raise
 

@@ -254,7 +254,9 @@ def _leafless_axes(
 
 
 def _declaration_error(cls: type, why: str) -> TypeError:
-    return TypeError(f"{cls.__name__}.axes: {why}")
+    owner = next(base for base in cls.__mro__ if "axes" in vars(base))
+    inherited = "" if owner is cls else f", declared by {owner.__name__}"
+    return TypeError(f"{cls.__name__}.axes{inherited}: {why}")
 
 
 # --- at the end of a class statement ----------------------------------------------------

@@ -7,6 +7,7 @@ Annotations are read with `typing.get_type_hints`, so strings and
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import types
@@ -136,13 +137,20 @@ def read_signature(
     )
 
 
+def written(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that a user wrote, in a decorator, a `functools.partial` or an object."""
+    rule = inspect.unwrap(rule)
+    rule = written(rule.func) if isinstance(rule, functools.partial) else rule
+    return rule if inspect.isroutine(rule) else type(rule).__call__
+
+
 def read_hints(
     rule: Callable[..., Any], name: str, namespace: Mapping[str, Any] | None
 ) -> Mapping[str, Any]:
     """The annotations of a rule; `TypeError` if they have a name that does not exist."""
     try:
         return typing.get_type_hints(
-            inspect.unwrap(rule), localns=dict(namespace or {}), include_extras=True
+            written(rule), localns=dict(namespace or {}), include_extras=True
         )
     except NameError as error:
         raise TypeError(

@@ -189,7 +189,14 @@ def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> Sh
     dense_avals: list[Any] = []
 
     def dense(*leaves: Any) -> list[Any]:
-        dense_avals.extend(avals_of([tree_unflatten(treedef, leaves).materialise()]))
+        result = tree_unflatten(treedef, leaves).materialise()
+        try:
+            dense_avals.extend(avals_of([result]))
+        except TypeError as error:
+            if is_value(result):
+                raise
+            what = f"{cls.__name__}.materialise returned a {type(result).__name__}"
+            raise TypeError(f"{what}: neither an array nor a value.") from error
         return []
 
     debug_info = _compat.new_debug_info(f"{cls.__name__}.materialise", cls.materialise)

@@ -102,4 +102,5 @@ def materialised(value: Value, subject: str | None = None) -> Any:
         if subject is None and isinstance(error, MaterialisationError):
             raise  # The message is complete already.
         subject = subject or type(value).__name__
-        raise MaterialisationError(f"{subject} can't be made dense: {error}") from error
+        why = str(error) or type(error).__name__
+        raise MaterialisationError(f"{subject} can't be made dense: {why}") from error

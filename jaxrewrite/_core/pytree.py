@@ -108,10 +108,6 @@ def dataclass_fields(cls: type) -> Sequence[dataclasses.Field[Any]]:
     return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
 
 
-def _field_names(cls: type) -> list[str]:
-    return [f.name for f in dataclass_fields(cls)]
-
-
 def _is_ours(cls: type) -> bool:
     """Whether the class has no metaclass of another library, such as Equinox."""
     return type(cls) in (type, abc.ABCMeta, type(Protocol))
@@ -147,7 +143,7 @@ def _hide_fields(cls: Any) -> None:
 
 
 def _set_once(self: object, name: str, value: object) -> None:
-    is_field = name in _field_names(type(self))
+    is_field = any(f.name == name for f in dataclass_fields(type(self)))
     if not is_field or name in vars(self):
         cure = f". Annotate it in {type(self).__name__}, as in {name}: jax.Array"
         text = f"cannot assign to field {name!r}{'' if is_field else cure}"
@@ -199,7 +195,7 @@ def _prepare(cls: Any) -> None:
 
 def _check_names(cls: type) -> None:
     """Raise `TypeError` if a property of a base class is in the place of a field."""
-    for name in _field_names(cls):
+    for name in (f.name for f in dataclass_fields(cls)):
         owner = next((base for base in cls.__mro__ if name in base.__dict__), None)
         if owner not in (None, cls) and isinstance(owner.__dict__[name], property):
             raise TypeError(

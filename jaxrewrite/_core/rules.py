@@ -8,7 +8,6 @@ they are. multipledispatch would order the whole table, and only warn of an ambi
 from __future__ import annotations
 
 import difflib
-import inspect
 import itertools
 import math
 import numbers
@@ -26,7 +25,7 @@ from multipledispatch.variadic import isvariadic
 from .. import _compat
 from .._compat import Literal, Primitive
 from . import hooks
-from .annotations import Dense, Number, Signature, guards_hold, read_signature
+from .annotations import Dense, Number, Signature, guards_hold, read_signature, written
 from .avals import avals_of
 from .errors import AmbiguousRuleError, add_note
 from .pytree import prepare_defined
@@ -103,20 +102,10 @@ class Rule:
         return name or f"{primitive.name}_rule"
 
     def __str__(self) -> str:
-        code = getattr(inspect.unwrap(self.fn), "__code__", None)
-        name = getattr(self.fn, "__qualname__", repr(self.fn))
+        code = getattr(written(self.fn), "__code__", None)
+        name = getattr(written(self.fn), "__qualname__", repr(self.fn))
         where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
         return f"{name}{where}" + (", mirrored" if self.mirrored else "")
-
-
-def _check_precedence(precedence: object) -> None:
-    """Raise `TypeError` for types that would fail later, where rules are put in order."""
-    if not isinstance(precedence, numbers.Real):
-        raise TypeError(
-            f"The precedence of a rule is a number; got a {type(precedence).__name__}."
-        )
-    if precedence != precedence:
-        raise TypeError("The precedence of a rule is a number; got NaN.")
 
 
 def _twin(rule: Rule, exchange: str) -> Rule:
@@ -316,7 +305,8 @@ class Table:
         """
         if exchange not in (None, "operands", "types"):
             raise ValueError(f"exchange is 'operands' or 'types'; got {exchange!r}.")
-        _check_precedence(precedence)
+        if not isinstance(precedence, numbers.Real) or precedence != precedence:
+            raise TypeError(f"The precedence of a rule is a number; got {precedence!r}.")
         primitives = [look_up_primitive(p) for p in (primitive, *more)]
         prepare_defined()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import NotImplementedType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, dataclass_transform
 
@@ -52,15 +52,8 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
     return dataclasses.field(metadata=metadata, **kwargs)
 
 
-# What a type could define once, and what it defines now.
-_GONE = {
-    "compiles_materialise": "a trace of materialise tells whether it can be compiled. Leave it out.",
-    "settled": "adopt returns a value of a subclass, whose materialise says it.",
-    "dual": "cotangents have the metadata that one divided by a tangent has, by the rule for div.",
-    **dict.fromkeys(
-        ("stacked", "unstacked"), "sliceable says both, or the axes of the type."
-    ),
-}
+# The checks of other rooms for each class, where it is defined. They raise `TypeError`.
+checks: list[Callable[[type[Any]], None]] = []
 
 
 @dataclass_transform(
@@ -124,8 +117,8 @@ class Value(PyTree):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in filter(vars(cls).__contains__, _GONE):
-            raise TypeError(f"{cls.__name__}.{name} is not used any more: {_GONE[name]}")
+        for check in checks:
+            check(cls)
 
     @property
     def __jax_array__(self) -> Any:

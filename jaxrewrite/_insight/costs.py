@@ -137,7 +137,7 @@ def _flops(eqn: JaxprEqn) -> float:
 _FREE = _names(
     "all_gather all_to_all axis_index bitcast_convert_type broadcast broadcast_in_dim "
     "concatenate copy copy_p create_token device_put dynamic_slice dynamic_update_slice "
-    "empty empty2 gather iota optimization_barrier pbroadcast pcast ppermute "
+    "empty empty2 gather iota optimization_barrier pad pbroadcast pcast ppermute "
     "platform_index pvary random_bits random_fold_in random_seed random_split "
     "random_unwrap random_wrap real reshape rev scatter slice split squeeze stack stop_gradient tile transpose "
     "threefry2x32 unstack"
@@ -198,12 +198,21 @@ def _sparse_product(eqn: JaxprEqn) -> float:
 def _convolution(eqn: JaxprEqn) -> float:
     """Two operations for each entry of a kernel at each index of the result.
 
-    XLA does not count products with padding. At the border of an image this counts them.
+    Of an operand with zeros in between, as in a transposed convolution, an index of the result
+    meets the other numbers alone. XLA does not count products with padding. At the border of
+    an image this counts them.
     """
     kernel = _shape(eqn.invars[1])
     _, features, *window = eqn.params["dimension_numbers"].rhs_spec
     entries = kernel[features] * math.prod(kernel[axis] for axis in window)
-    return 2 * _result_size(eqn) * entries
+    return 2 * _result_size(eqn) * entries / math.prod(eqn.params["lhs_dilation"])
+
+
+def _power(eqn: JaxprEqn) -> float:
+    """Repeated squaring, and a division for a negative power."""
+    power = abs(eqn.params["y"])
+    products = max(power.bit_length() + power.bit_count() - 2, 0)
+    return (products + (eqn.params["y"] < 0)) * _result_size(eqn)
 
 
 def _window(eqn: JaxprEqn) -> float:
@@ -256,6 +265,7 @@ _COUNTS: dict[str, Callable[[JaxprEqn], float]] = {
     "select_and_scatter_add": _operand_size,
     "sort": _sort,
     "top_k": lambda eqn: _operand_size(eqn) * math.log2(max(eqn.params["k"], 2)),
+    "integer_pow": _power,
     "polynomial": lambda eqn: 2 * (len(eqn.invars) - 2) * _result_size(eqn),
     "fft": _fourier,
     "cholesky": _per_matrix(lambda n, m: n**3 / 3),

@@ -1,6 +1,7 @@
 """Errors in user code are reported once and clearly, and change no state."""
 
 import copy
+import functools
 import pickle
 import sys
 import types
@@ -242,6 +243,32 @@ def test_a_type_without_aval_that_refuses():
     assert "Silent does not define aval()" in said(caught)
 
 
+@pytest.mark.parametrize("result, kind", [(None, "NoneType"), ([X], "list")])
+def test_a_type_without_aval_that_makes_no_array(result, kind):
+    class Odd(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def materialise(self):
+            return result
+
+    with pytest.raises(
+        TypeError, match=f"^Odd.materialise returned a {kind}: neither an array"
+    ) as caught:
+        transform(negated)(Odd(X))
+    assert "raised" not in said(caught)
+
+
+def test_an_error_without_a_message_has_a_name():
+    class Silent(Refusing):
+        def materialise(self):
+            raise NotImplementedError
+
+    with pytest.raises(
+        jaxrewrite.MaterialisationError, match="Silent can't be made dense: NotImpl"
+    ):
+        jaxrewrite.materialise(Silent(X))
+
+
 def test_a_class_that_is_no_pytree():
     class Bare(Plain):
         def __new__(cls, x):
@@ -351,12 +378,47 @@ def test_rules_that_are_no_functions():
         jaxrewrite.Rules().register("neg")(3)
 
 
+class Scaling:
+    """A rule that is an object: annotations of its attributes are not those of operands."""
+
+    factor: str = "2"
+
+    def __call__(self, x: Plain, **params):
+        return float(self.factor) * x.x
+
+    def method(self, x: Plain, **params):
+        return self(x)
+
+
+def scaling(factor, x: Plain, **params):
+    return factor * x.x
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        functools.partial(scaling, 2.0),
+        functools.partial(functools.partial(scaling), 2.0),
+        Scaling(),
+        Scaling().method,
+    ],
+    ids=["partial", "twice", "object", "method"],
+)
+def test_rules_are_whatever_can_be_called(rule):
+    rules = jaxrewrite.Rules()
+    assert rules.register("neg")(rule) is rule
+    np.testing.assert_allclose(transform(negated, rules=rules)(Plain(X)), 2 * X)
+    rules.register("neg", precedence=1)(lambda x: x)
+    report = jaxrewrite.explain(negated, rules=rules)(Plain(X))
+    assert "test_errors.py" in str(report.rules)
+
+
 def test_precedence_is_a_number():
     """Else each later program with the primitive would fail where rules are put in order."""
     rules = jaxrewrite.Rules()
-    with pytest.raises(TypeError, match="precedence of a rule is a number; got a str"):
+    with pytest.raises(TypeError, match="precedence of a rule is a number; got 'first'"):
         rules.register("neg", precedence="first")
-    with pytest.raises(TypeError, match="got NaN"):
+    with pytest.raises(TypeError, match="got nan"):
         rules.register("neg", precedence=float("nan"))(lambda x: -x)
     assert rules.version == 0
 

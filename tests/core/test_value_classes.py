@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import importlib
 import inspect
 import itertools
@@ -12,7 +13,8 @@ import re
 import subprocess
 import sys
 import types
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
 
 import equinox as eqx
 import jax
@@ -210,6 +212,58 @@ def test_a_field_with_the_name_of_an_inherited_property_is_an_error(has_init):
             TypeError, match="Sized.size is a field, but ArrayValue.size is"
         ):
             Sized(jnp.ones(3), 2)
+
+
+@pytest.mark.parametrize("name", ["aval", "materialise", "tangent"])
+def test_a_field_with_the_name_of_a_method_is_an_error(name):
+    bases = (jaxrewrite.ArrayValue,)
+    with pytest.raises(TypeError, match=f"Named.{name} is a field, but has to be a method"):
+        type("Named", bases, {"__annotations__": {name: jax.Array}})
+    type("Declared", bases, {"__annotations__": {name: ClassVar[Callable[..., Any]]}})
+
+
+def test_fields_may_have_the_names_of_what_is_looked_up_in_the_class():
+    class Filled(jaxrewrite.ArrayValue):
+        x: jax.Array
+        default: jax.Array
+
+        def materialise(self):
+            return jnp.where(self.x == 0, self.default, self.x)
+
+    run = jaxrewrite.transform(jnp.negative, materialise="allow")
+    np.testing.assert_array_equal(run(Filled(X, 9.0)), -jnp.where(X == 0, 9.0, X))
+
+
+WRONG_MEMBERS = {
+    "aval": (property(lambda self: X), "Wrong.aval is a property, .* a method"),
+    "materialise": (jaxrewrite.field(static=True), "Wrong.materialise is a field"),
+    "sliceable": (True, "Wrong.sliceable is a bool, .* as Value.sliceable is"),
+    "join": (functools.cached_property(lambda self: X), "is a cached_property"),
+    "outer": ("5", "Wrong.outer has to be a number; it is '5'"),
+    "materialise_policy": ("never", "materialise_policy has to be one of .*'never'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_MEMBERS)
+def test_members_that_mean_something_else_are_an_error_of_the_class(name):
+    member, message = WRONG_MEMBERS[name]
+    with pytest.raises(TypeError, match=message):
+        type("Wrong", (jaxrewrite.ArrayValue,), {name: member})
+
+
+def test_methods_may_be_descriptors_and_those_of_python_none():
+    class Fine(jaxrewrite.ArrayValue):
+        x: jax.Array
+        outer = np.float32(1.5)
+        __iter__ = None
+        tangent = functools.partialmethod(lambda self, _, tangents: tangents, None)
+
+        def materialise(self):
+            return self.x
+
+    assert Fine(X).shape == (3,)
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(Fine(X))
 
 
 def test_a_field_with_a_default_replaces_an_inherited_property():

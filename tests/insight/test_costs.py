@@ -42,6 +42,12 @@ PRODUCTS = {
         lambda x, k: lax.conv(x, k, (1, 1), "VALID"),
         *(ones(2, 8, 16, 16), ones(16, 8, 3, 3)),
     ),
+    "transposed convolution": (
+        lambda x, k: lax.conv_general_dilated(
+            x, k, (1, 1), [(0, 0), (0, 0)], lhs_dilation=(2, 3)
+        ),
+        *(ones(2, 8, 65, 65), ones(4, 8, 4, 3)),
+    ),
     "gradient": (
         jax.grad(lambda w, x: jnp.tanh(x @ w).sum()),
         *(ones(64, 64), ones(32, 64)),
@@ -105,6 +111,7 @@ CLOSED = {
     "sort": (lambda x: lax.sort(x), (ones(4, 16),), 64 * 4),
     "sum": (lambda x: lax.reduce_sum(x, (0,)), (ones(4, 16),), 64),
     "elementwise": (lambda x: lax.sin(x) * x, (ones(4, 16),), 128),
+    "padding": (lambda x: lax.pad(x, 0.0, [(1, -2, 1), (-1, 3, 0)]), (ones(4, 16),), 0),
     "moves": (lambda x: x.T.reshape(8, 8)[::-1], (ones(4, 16),), 0),
     "scatter": (lambda x: x.at[jnp.array([0, 1])].add(ones(2, 16), mode="drop"), None, 32),
 }
@@ -116,6 +123,13 @@ def test_closed_forms(name):
     got = ours(fn, *(args or (ones(4, 16),))).flops
     # Indices are made ready by a few operations.
     np.testing.assert_allclose(got, flops, rtol=1e-6, atol=8 if name == "scatter" else 0)
+
+
+@pytest.mark.parametrize("power", [-3, -1, 0, 1, 2, 7, 16])
+def test_integer_powers_are_squared_repeatedly(power):
+    fn = lambda x: lax.integer_pow(x, power)
+    expected = xla(lambda x: fn(x) + x, ones(5)) - 5
+    assert ours(fn, ones(5)).flops == expected
 
 
 def test_bytes():

@@ -252,6 +252,9 @@ def of_other_shapes():
 def of_a_number():
     return jnp.sin, 3
 
+def of_numbers():
+    return 1, 2, 3
+
 number = 3
 """
 
@@ -271,14 +274,16 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
         "nowhere:example": "no module 'nowhere'",
         "their_program:nothing": "no function 'nothing'",
         "their_program:other": "must return (fn, args)",
-        "their_program:of_a_number": "with a tuple of arguments",
+        "their_program:of_a_number": "It returned a tuple of (PjitFunction, int)",
+        "their_program:of_numbers": "It returned a tuple of (int, int, int)",
+        "their_program:example --html nowhere/page": "can't write nowhere/page: No such file",
         "their_program:number": "3 is no function; it is a int",
         "their_program:of_one": "of_one takes arguments. Name a function without",
         "their_program:raising": "their_program.py:15 (raising)",
         "their_program:of_other_shapes": "in staging matmul on (Diagonal",
     }.items():
         with pytest.raises(SystemExit):
-            main(["explain", name])
+            main(["explain", *name.split()])
         assert text in capsys.readouterr().err
     sys.modules.pop("their_program")
 

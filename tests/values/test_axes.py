@@ -378,10 +378,19 @@ def test_wrong_static_fields_are_an_error():
 
 
 def test_a_field_that_a_subclass_adds_is_an_error():
-    with pytest.raises(TypeError, match=r"^More\.axes: .* the field 'more'"):
+    with pytest.raises(
+        TypeError, match=r"^More\.axes, declared by Rows: .* the field 'more'"
+    ):
 
         class More(Rows):
             more: Array
+
+    with pytest.raises(
+        TypeError, match=r"^Bare\.axes, declared by Annotated: 'array' is no field"
+    ):
+
+        class Bare(jaxrewrite.values.Annotated):
+            data: Array
 
     class Undeclared(Rows):
         more: Array

@@ -206,8 +206,8 @@ def _in_equal_units(operands: Sequence[Any], primitive: Any, params: Any) -> Any
 def plot_units() -> None:
     """Let Matplotlib draw `Unitful` arrays, with their units at the axes.
 
-    An axis has the units of what is drawn first, and what comes later is converted to them. Call
-    it once, before the first plot.
+    An axis has the units of what is drawn first, and what comes later is converted to them. The
+    errors of ``errorbar`` have the units of the data. Call it once, before the first plot.
 
     Examples
     --------
@@ -239,7 +239,8 @@ def plot_units() -> None:
         def convert(value: Any, unit: Units, axis: Any) -> Any:
             if isinstance(value, Unitful):
                 return np.asarray(value.to(unit).array)
-            if isinstance(value, (list, tuple)):
+            is_array = isinstance(value, np.ndarray)
+            if isinstance(value, (list, tuple)) or (is_array and value.dtype.kind == "O"):
                 return [Converter.convert(x, unit, axis) for x in value]
             return np.asarray(value, float)
 

@@ -212,6 +212,15 @@ class Unitful(Annotated):
             )
         return self.array
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """The numbers, if there are no units. Objects, if asked for, are quantities with them."""
+        if dtype is None or np.dtype(dtype) != object:
+            return super().__array__(dtype, copy)
+        objects = np.empty(self.size, object)
+        for i, number in enumerate(np.asarray(self.array).ravel()):
+            objects[i] = Unitful(number, self.units)
+        return objects.reshape(self.shape)
+
     def picture(self) -> Any:
         return self.array, f" {self.units}" if needs_units(self) else ""
 

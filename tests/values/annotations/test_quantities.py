@@ -270,6 +270,13 @@ def test_numpy_says_where_the_numbers_are():
         np.asarray(KM)
 
 
+def test_numpy_gets_quantities_where_it_asks_for_objects():
+    objects = np.asarray(values.Unitful(jnp.arange(4.0).reshape(2, 2), "m"), object)
+    assert objects.shape == (2, 2) and objects.dtype == object
+    assert (objects[1, 0].array, objects[1, 0].units) == (2.0, values.Units("m"))
+    assert np.asarray(KM[0], object)[()].units == KM.units
+
+
 @pytest.fixture
 def axes():
     matplotlib = pytest.importorskip("matplotlib")
@@ -299,6 +306,15 @@ def test_plots_have_units_at_their_axes_and_convert_what_comes_later(axes):
 def test_plain_numbers_among_quantities_have_the_units_of_the_axis(axes):
     points = axes.scatter([0, 1, 2], [KM[0], 3, M[0]])
     assert_same(points.get_offsets().data, np.array([[0, 2], [1, 3], [2, 0.5]]), 1e-6)
+
+
+def test_bars_of_errors_are_converted_with_the_data(axes):
+    axes.plot(values.parse("[0, 1] h"), values.parse("[0, 1] km"))
+    data = values.parse("[0, 60] min"), values.parse("[1000, 2000] m")
+    bars = axes.errorbar(*data, yerr=values.parse("500 m"), capsize=2)[2][0]
+    assert_same(np.array(bars.get_segments()[1]), np.array([[1, 1.5], [1, 2.5]]), 1e-6)
+    with pytest.raises(UnitsError, match="got m and km"):
+        axes.errorbar(*data, yerr=values.parse("[1, 1] km"))
 
 
 def test_plots_refuse_other_units(axes):

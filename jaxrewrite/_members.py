@@ -1,0 +1,74 @@
+"""What a class of values may define by names that have a meaning, checked where it is defined.
+
+Else a mistake would show where a program meets a value, or another type, and name neither the
+class nor what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import numbers
+from types import FunctionType
+
+from ._core.value import Value, checks
+
+
+# What a type could define once, and what it defines now.
+_GONE = {
+    "compiles_materialise": "a trace of materialise tells whether it can be compiled. Leave it out.",
+    "settled": "adopt returns a value of a subclass, whose materialise says it.",
+    "dual": "cotangents have the metadata that one divided by a tangent has, by the rule for div.",
+    **dict.fromkeys(
+        ("stacked", "unstacked"), "sliceable says both, or the axes of the type."
+    ),
+}
+
+# The methods that programs call; Python's own may also be ``None``.
+_METHODS = [
+    name
+    for name, member in vars(Value).items()
+    if isinstance(member, (FunctionType, staticmethod)) and not name.startswith("_")
+]
+
+_POLICIES = (None, "warn", "allow", "forbid")
+
+
+def _check_members(cls: type[Value]) -> None:
+    """Raise `TypeError` for a name that has a meaning and something else behind it."""
+    for name in filter(vars(cls).__contains__, _GONE):
+        raise TypeError(f"{cls.__name__}.{name} is not used any more: {_GONE[name]}")
+    for name in _METHODS:
+        kind = _kind_of_data(cls, name)
+        if kind is not None:
+            raise TypeError(
+                f"{cls.__name__}.{name} is a {kind}, but has to be a method, as Value.{name} is. "
+                "Give anything else another name."
+            )
+    if not isinstance(cls.outer, numbers.Real) or cls.outer != cls.outer:
+        raise TypeError(f"{cls.__name__}.outer has to be a number; it is {cls.outer!r}.")
+    if cls.materialise_policy not in _POLICIES:
+        raise TypeError(
+            f"{cls.__name__}.materialise_policy has to be one of {_POLICIES}; it is "
+            f"{cls.materialise_policy!r}."
+        )
+
+
+def _kind_of_data(cls: type, name: str) -> str | None:
+    """What a class has in the place of a method; ``None`` if it has the method, or says nothing."""
+    if name in vars(cls):
+        member = vars(cls)[name]
+        return None if _can_be_called(member) else type(member).__name__.lower()
+    if isinstance(vars(Value)[name], staticmethod):
+        return None  # It is looked up in the class, where a field without a default is not.
+    annotation = vars(cls).get("__annotations__", {}).get(name)
+    return None if annotation is None or "ClassVar" in str(annotation) else "field"
+
+
+def _can_be_called(member: object) -> bool:
+    """Whether an attribute of a class is a method, be it in a descriptor of its own kind."""
+    if isinstance(member, (property, functools.cached_property)):
+        return False
+    return callable(member) or hasattr(type(member), "__get__")
+
+
+checks.append(_check_members)
