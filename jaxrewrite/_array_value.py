@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -166,7 +167,7 @@ class ArrayValue(Value):
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     def picture(self) -> Any:
         """Say how ``repr``, f-strings and notebooks show this value if it is small.

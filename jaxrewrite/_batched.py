@@ -15,6 +15,7 @@ from jaxtyping import ArrayLike
 from . import _compat
 from ._array_value import ArrayValue
 from ._axes.methods import stack_of
+from ._axes.sizes import count_of
 from ._core.avals import aval_of, avals_of, children, rule_children, same_treedef
 from ._core.rules import register
 from ._core.value import Value, field, is_value
@@ -183,7 +184,7 @@ def _(v: Batched, *, start_indices: Any, limit_indices: Any, strides: Any) -> An
     cut = functools.partial(
         lax.slice_in_dim, start_index=start, limit_index=limit, stride=stride
     )
-    return _map_leaves(cut, v, len(range(start, limit, stride)))
+    return _map_leaves(cut, v, count_of(start, limit, stride))
 
 
 @register(lax.dynamic_slice_p)

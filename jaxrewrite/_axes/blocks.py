@@ -14,10 +14,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from .sizes import common_divisor, common_multiple, is_at_most
+
 
 def finest(*grids: Sequence[int]) -> tuple[int, ...]:
     """The coarsest grid that refines all the given grids."""
-    return tuple(math.lcm(*sizes) for sizes in zip(*grids, strict=True))
+    return tuple(common_multiple(*sizes) for sizes in zip(*grids, strict=True))
 
 
 def spread(shared: Any, grid: Sequence[int]) -> Any:
@@ -27,7 +29,7 @@ def spread(shared: Any, grid: Sequence[int]) -> Any:
         return shared
     pairs = list(zip(shared.shape, grid, strict=False))
     apart = shared.reshape([size for k, _ in pairs for size in (k, 1)] + [*rest])
-    repeated = [size for k, n in pairs for size in (k, n // max(k, 1))] + [*rest]
+    repeated = [size for k, n in pairs for size in (k, n // (k or 1))] + [*rest]
     return jnp.broadcast_to(apart, repeated).reshape(*grid, *rest)
 
 
@@ -68,7 +70,8 @@ def groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int], 
         before, after = olds[:1], news[:1]
         del olds[:1], news[:1]
         while math.prod(before) != math.prod(after):
-            if math.prod(before) < math.prod(after):
+            # Of symbolic sizes it may not be known which is less, so that a group is longer.
+            if olds and (not news or is_at_most(math.prod(before), math.prod(after))):
                 before.append(olds.pop(0))
             else:
                 after.append(news.pop(0))
@@ -79,7 +82,7 @@ def merge(shape: Sequence[int], grid: Sequence[int]) -> list[int]:
     """Refine a grid until its blocks are runs of entries of the merged axes."""
     merged = list(grid)
     for axis in reversed(range(len(shape))):
-        if grid[axis] > 1:
+        if not is_at_most(grid[axis], 1):
             merged[:axis] = shape[:axis]
             break
     return merged
@@ -89,7 +92,7 @@ def split(run: int, shape: Sequence[int]) -> list[int]:
     """The number of blocks along each axis, if runs of ``run`` entries share an entry."""
     grid = []
     for n in reversed(shape):
-        common = math.gcd(run, n)
+        common = common_divisor(run, n)
         grid.append(n // common)
         run = run // common if common == n else 1
     return grid[::-1]
@@ -100,7 +103,7 @@ def split(run: int, shape: Sequence[int]) -> list[int]:
 
 def slice_blocks(shared: Any, axis: int, n: int, start: int, limit: int, step: int) -> Any:
     """The entries that belong to ``start:limit:step`` along an axis of length ``n``."""
-    if shared.shape[axis] <= 1 or (start, limit, step) == (0, n, 1):
+    if is_at_most(shared.shape[axis], 1) or (start, limit, step) == (0, n, 1):
         return shared
     size = n // shared.shape[axis]
     if start // size == (limit - 1) // size:
@@ -108,7 +111,7 @@ def slice_blocks(shared: Any, axis: int, n: int, start: int, limit: int, step: i
     if step > 1:
         size = 1
     # A slice may begin or end inside a block. Then the blocks must become smaller.
-    size = math.gcd(size, start, limit)
+    size = common_divisor(size, start, limit)
     shared = spread_axis(shared, axis, n // size)
     return lax.slice_in_dim(shared, start // size, limit // size, step, axis)
 
@@ -123,10 +126,10 @@ def window_of_blocks(
     in this array. The index is known only when the program runs.
     """
     blocks = shared.shape[axis]
-    if blocks <= 1:
+    if is_at_most(blocks, 1):
         return shared, 1, jnp.zeros_like
     if size == n or blocks == n:
-        return shared, min(size, blocks), lambda index: index
+        return shared, blocks if size == n else size, lambda index: index
     if size == 1:
         return shared, 1, lambda index: index // jnp.asarray(n // blocks, index.dtype)
     return spread_axis(shared, axis, n), size, lambda index: index

@@ -240,4 +240,4 @@ def _blocks(n: int, k: int, block: str | None) -> int | None:
     if not block.isdigit():
         return k
     count = -(-n // int(block))
-    return count if count % max(k, 1) == 0 and n % max(count, 1) == 0 else None
+    return count if count % (k or 1) == 0 and n % (count or 1) == 0 else None

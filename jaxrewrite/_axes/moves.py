@@ -44,6 +44,7 @@ from .layout import (
     wanted_grid,
 )
 from .methods import located, on_leaf
+from .sizes import common_divisor, count_of, is_at_most
 
 
 Shape = tuple[int, ...]
@@ -165,7 +166,7 @@ def _slice_batch(shape: Shape, last: int, indices: Shapes, params: Params) -> Pa
 def _sliced_shape(shape: Shape, indices: Any, params: Params) -> list[int]:
     starts, limits = params["start_indices"], params["limit_indices"]
     windows = zip(starts, limits, _strides(shape, params), strict=True)
-    return [len(range(*window)) for window in windows]
+    return [count_of(*window) for window in windows]
 
 
 def _slice(x: Any, shape: Shape, is_entrywise: bool, **params: Any) -> Any:
@@ -387,7 +388,7 @@ def from_grids(
         leaves.append(on_leaf(to, grid))
         for i, block in where:
             if i is not None and block in blocks:
-                blocks[block].add(batch[i] // max(wanted[i], 1))
+                blocks[block].add(batch[i] // (wanted[i] or 1))
     if any(len(sizes) > 1 for sizes in blocks.values()):
         return NotImplemented
     value = children.rebuilt(leaves, batch)
@@ -409,7 +410,8 @@ def has_grown(old: Any, new: Any, shape: Shape | None = None) -> bool:
     most = math.prod(new.shape if shape is None else shape)
     for field, x, y in zip(before.fields, before.leaves, after.leaves, strict=True):
         may_grow = before.axes.is_entrywise(field) or field in old._may_grow
-        if not may_grow and x.size < min(size, y.size) and y.size >= most:
+        was_large = is_at_most(size, x.size) or is_at_most(y.size, x.size)
+        if not may_grow and not was_large and is_at_most(most, y.size):
             return True
     return False
 
@@ -491,7 +493,9 @@ def _alike(values: Any, column: Sequence[Any], ndim: int, axis: int | None) -> l
     lengths = [0 if axis is None else v.shape[axis] for v in values]
     size = 0
     if axis is not None:
-        size = math.gcd(*(n // x.shape[axis] for n, x in zip(lengths, column, strict=True)))
+        size = common_divisor(
+            *(n // x.shape[axis] for n, x in zip(lengths, column, strict=True))
+        )
     spreads = []
     for n, x in zip(lengths, column, strict=True):
         blocks = grid if axis is None else (*grid[:axis], n // size, *grid[axis + 1 :])

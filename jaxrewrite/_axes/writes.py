@@ -123,7 +123,7 @@ def _in_grid(leaf: Any, where: Sequence[LeafAxis], ndim: int) -> Any:
 
 def _is_finer(grid: Sequence[int], other: Sequence[int]) -> bool:
     """Whether each axis of a grid has whole blocks of another one's."""
-    return all(n % max(k, 1) == 0 for n, k in zip(grid, other, strict=False))
+    return all(n % (k or 1) == 0 for n, k in zip(grid, other, strict=False))
 
 
 def _has_ranks(children: Leaves, ndim: int) -> bool:

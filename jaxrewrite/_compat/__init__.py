@@ -89,9 +89,11 @@ from .parameters import (
 )
 from .running import (
     UNSPECIFIED as UNSPECIFIED,
+    InconclusiveDimensionOperation as InconclusiveDimensionOperation,
     bind_eqn as bind_eqn,
     call_after as call_after,
     call_in_current_trace as call_in_current_trace,
+    call_rule as call_rule,
     compiled_primitive as compiled_primitive,
     eqn_context as eqn_context,
     folds_constants as folds_constants,

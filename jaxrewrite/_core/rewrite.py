@@ -332,7 +332,7 @@ def _by_default(site: Site, operands: Sequence[Operand]) -> Results:
     default, primitive, params = owner.default, site.primitive, site.params
 
     def apply_default(*args: Any) -> Any:
-        return default(primitive, args, dict(params))
+        return _compat.call_rule(default, primitive, args, dict(params))
 
     check = functools.partial(checked_results, site, f"{owner.__name__}.default")
     key = (default, primitive, *params.items())

@@ -80,10 +80,11 @@ class Rule:
         for i in self.literals:
             if type(atoms[i]) is Literal:
                 arguments[i] = atoms[i]
-        if self.signature.takes_primitive:
-            params = {**params, "primitive": primitive}
+        own = {"primitive": primitive} if self.signature.takes_primitive else {}
         try:
-            return self.fn(*arguments, **params)
+            return self.fn(*arguments, **params, **own)
+        except _compat.InconclusiveDimensionOperation:
+            return NotImplemented  # What it asks of symbolic sizes has no one answer.
         except Exception as error:
             add_note(error, f"jaxrewrite: raised by the rule {self}.")
             if isinstance(error, RecursionError):
@@ -98,8 +99,7 @@ class Rule:
 
     def name_for(self, primitive: Primitive) -> str:
         """The rule's name in profiles; the function of many rules is named ``_``."""
-        name = getattr(self.fn, "__name__", "_").strip("_")
-        return name or f"{primitive.name}_rule"
+        return getattr(self.fn, "__name__", "_").strip("_") or f"{primitive.name}_rule"
 
     def __str__(self) -> str:
         code = getattr(written(self.fn), "__code__", None)

@@ -230,7 +230,8 @@ def _apply(site: Site, operands: Sequence[Any], option: Option) -> Any:
             return NotImplemented
 
     def apply(*arrays: Any) -> Any:
-        return _call(
+        return _compat.call_rule(
+            _call,
             pattern,
             pattern.batched(pattern.fn, (), match.statics, match.variant),
             filled(arrays),

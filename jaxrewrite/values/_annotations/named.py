@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -272,13 +273,13 @@ def _unchanged(old: Sequence[int], names: Names, new: Sequence[int]) -> Any:
         return names
     before = dict(zip(zip(old, _entries_before(old), strict=True), names, strict=True))
     return [
-        before.get((size, entries)) if size > 1 and 0 not in old else None
+        before.get((size, entries)) if size != 1 and 0 not in old else None
         for size, entries in zip(new, _entries_before(new), strict=True)
     ]
 
 
 def _entries_before(shape: Sequence[int]) -> list[int]:
-    return list(itertools.accumulate(shape, int.__mul__, initial=1))[:-1]
+    return list(itertools.accumulate(shape, operator.mul, initial=1))[:-1]
 
 
 @annotation_rule(Named, "dynamic_slice")

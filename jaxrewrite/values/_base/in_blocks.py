@@ -18,6 +18,7 @@ from jaxtyping import Array, Shaped
 
 from .contract import is_or_none
 from .placement import is_manual, may_be_split
+from .sizes import are_known
 
 
 # An array with fewer entries fits the cache. With few columns, blocks are best smaller.
@@ -57,7 +58,7 @@ def multiply(
     def product(parts: Any, x: Any) -> Any:
         return lax.dot_general(make(*parts), x, (contracted, ((), ())), precision=precision)
 
-    blocks = _blocks(jax.eval_shape(make, *parts), len(parts[0]), x.shape[1])
+    blocks = _blocks(jax.eval_shape(make, *parts), parts[0].shape[0], x.shape[1])
     if blocks is None or x.shape[1] > max_columns:
         return product(parts, x)
     looped = functools.partial(_looped, product, is_summed, blocks)
@@ -110,7 +111,7 @@ def dot(
 def _blocks(make: Any, groups: int, columns: int) -> int | None:
     """In how many blocks to multiply; ``None`` stands for the whole array at once."""
     sizes = (*make.shape, columns)
-    if not all(isinstance(n, int) for n in sizes) or may_be_split() or is_manual():
+    if not are_known(*sizes) or may_be_split() or is_manual():
         return None
     if make.size < _LEAST or not columns:
         return None

@@ -19,6 +19,8 @@ from jaxrewrite._compat import with_standard_promotion
 from jaxrewrite._core.site import is_annotation as is_annotation
 from jaxrewrite._display import bytes_text, nbytes_of
 
+from .sizes import are_known
+
 
 def is_value(x: Any) -> bool:
     return isinstance(x, jaxrewrite.Value)
@@ -86,7 +88,10 @@ def nothing(batch: Sequence[int] = ()) -> np.ndarray:
     A value that leaves `jax.vmap` has one more axis in front of each leaf. A value without
     any leaf would not get that axis, and would stand for one element of the batch.
     """
-    return np.broadcast_to(_NOTHING, (*batch, 0)) if batch else _NOTHING
+    if not batch:
+        return _NOTHING
+    by = np if are_known(*batch) else jnp
+    return by.broadcast_to(_NOTHING, (*batch, 0))
 
 
 def nothing_field() -> Any:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._base.contract import contract, transpose
+from .._base.sizes import is_at_most, is_less
 
 
 RANK = "rank"
@@ -40,8 +41,8 @@ def multiplied_out(a: Factor, b: Factor) -> Any:
 
 
 def smaller(a: Factor, b: Factor) -> int:
-    """The index of the factor with fewer entries: 0 or 1."""
-    return 0 if math.prod(a.x.shape) <= math.prod(b.x.shape) else 1
+    """The index of the factor with fewer entries, as far as it is known: 0 or 1."""
+    return 0 if is_at_most(a.x.size, b.x.size) else 1
 
 
 def in_order(pair: Pair) -> Pair:
@@ -143,7 +144,7 @@ def with_axes_together(a: Factor, b: Factor, axes: Sequence[Any], most: int) -> 
         moved = [label for label in axes if label in g.labels]
         times = math.prod(sizes_of(g)[label] for label in moved)
         size = f.x.size * times**2 + g.x.size
-        if size < most and not {*g.labels} - both <= {*moved}:
+        if is_less(size, most) and not {*g.labels} - both <= {*moved}:
             by_size[size] = f, g, moved, is_turned
     if not by_size:
         return None
@@ -187,7 +188,7 @@ def matching_blocks(
         olds, news = [left.pop(0)], [right.pop(0)]
         m, n = old[olds[0]], new[news[0]]
         while m != n:
-            if m < n:
+            if left and (not right or is_at_most(m, n)):
                 olds.append(left.pop(0))
                 m *= old[olds[-1]]
             else:

@@ -12,6 +12,7 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite.primitives import ADDITIVE
 
+from .._base.sizes import is_at_most
 from .low_rank import LowRank, factors, plus
 from .low_rank_factors import RANK, Factor, align, alike, joined, resized, sizes_of
 from .low_rank_functions import LINEAR
@@ -21,10 +22,11 @@ from .sum import sum_of
 def is_low(v: Any) -> bool:
     """Whether the rank is not higher than the full rank of an array of this shape."""
     a, b = factors(v)
-    return v.rank <= min(
+    ranks = (
         math.prod(n for label, n in sizes_of(f).items() if label not in other.labels)
         for f, other in ((a, b), (b, a))
     )
+    return all(is_at_most(v.rank, full) for full in ranks)
 
 
 @jaxrewrite.register(*ADDITIVE)

@@ -668,8 +668,9 @@ def _is_permutation(xp: Any, matrix: Any) -> Any:
 
 
 def _inverse(order: Any) -> Any:
-    rows = jnp.broadcast_to(jnp.arange(order.shape[-1], dtype=order.dtype), order.shape)
-    return jnp.put_along_axis(jnp.zeros_like(order), order, rows, -1, inplace=False)
+    rows = jnp.arange(order.shape[-1], dtype=order.dtype)
+    inverse = lambda order: jnp.zeros_like(order).at[order].set(rows)
+    return jnp.vectorize(inverse, signature="(n)->(n)")(order)
 
 
 def _first_of_cycle(order: Any) -> Any:

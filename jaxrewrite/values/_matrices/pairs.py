@@ -14,6 +14,7 @@ from jaxrewrite import bind, register
 
 from .._base.contract import is_or_none
 from .._base.linear import multiply_by_parts
+from .._base.sizes import is_at_most, is_less
 from .kronecker import Kronecker
 from .low_rank import LowRank
 from .matrix import Matrix
@@ -49,7 +50,7 @@ def _(x: Sum, y: Matrix, *, dimension_numbers: Any, **params: Any) -> Any:
         product = x.map_parts(lambda term: times(term, y))
     else:
         product = y.map_parts(lambda term: times(x, term))
-    if _size(product) <= _size(x) + _size(y):
+    if is_at_most(_size(product), _size(x) + _size(y)):
         return product
     pair = standard(x, y, dimension_numbers) if x.dtype == y.dtype else None
     is_plain = is_or_none(params.get("preferred_element_type"), x.dtype)
@@ -87,7 +88,7 @@ def _(x: LowRank, y: LowRank, **params: Any) -> Any:
         return NotImplemented
     n, m = x.shape[-2:]
     rank = x.rank * y.rank
-    if rank * (n + m) >= n * m:
+    if not is_less(rank * (n + m), n * m):
         return NotImplemented  # The dense product takes no more room.
     (a, b), (c, d) = pairs
     columns = a[..., :, None] * c[..., None, :]

@@ -14,6 +14,7 @@ import jaxrewrite
 from jaxrewrite import bind, register
 
 from .._base.contract import contract
+from .._base.sizes import is_less
 from .algebra import (
     LinearAlgebra,
     diagonal_of,
@@ -133,7 +134,7 @@ class Product(Matrix):
         It is not known for so many entries that these take more memory than the dense matrix.
         """
         last = self.factors[-1]
-        if i.size * last.shape[-2] > self.size:
+        if is_less(self.size, i.size * last.shape[-2]):
             return NotImplemented
         rows = _of(*self.factors[:-1])
         of_each = _rows_of(rows, i), _rows_of(swapped(last), j)
@@ -142,7 +143,7 @@ class Product(Matrix):
         return contract(left, (*axes, "summed"), right, (*axes, "summed"), axes)
 
     def block(self, i: Any, j: Any) -> Any:
-        if j.size < i.size:
+        if is_less(j.size, i.size):
             return self.transposed().rows_at(j)[:, i].T
         return self.rows_at(i)[:, j]
 

@@ -22,6 +22,7 @@ from jaxrewrite.extend import Zeros
 
 from .._base.contract import Labels, is_or_none, labels, transpose
 from .._base.gathers import fills
+from .._base.sizes import is_at_most
 from .._base.structured import (
     inexact,
     inverse_of,
@@ -456,12 +457,12 @@ def in_range(i: Any, n: int) -> Any:
 
 # A slice of a matrix is read from its leaves, as an array, if it has few of the entries. A
 # larger one is nearly the dense matrix, so that the policy decides about it.
-_FEW = 1 / 8
+_FEW = 8
 
 
 def _block(v: Matrix, i: Any, j: Any) -> Any:
     """The dense array of some rows and columns, if it is a row or column, or has few entries."""
-    if i.size * j.size > max(*v.shape, _FEW * v.size):
+    if not any(is_at_most(i.size * j.size, n) for n in (*v.shape, v.size // _FEW)):
         return NotImplemented
     return v.block(i, j)
 

@@ -29,8 +29,9 @@ import jaxrewrite
 from jaxrewrite import register
 from jaxrewrite._display import brief
 
+from .._base.sizes import are_known, least_bound
 from .._base.structured import concrete, is_known, zero_unless
-from .matrix import Matrix
+from .matrix import Matrix, apply_dense
 from .monomial import Diagonal, Identity
 from .sparse_products import is_vector, product, transposed_product
 
@@ -235,9 +236,22 @@ class Sparse(Matrix):
 
     def materialise(self) -> Any:
         v = self.with_data(_summable(self.data))
-        return v.bcoo().todense().astype(self.dtype)
+        dense = v.bcoo().todense() if are_known(*self.batch) else v.written()
+        return dense.astype(self.dtype)
+
+    def written(self) -> Any:
+        """The dense array, as JAX's own function does not give it of a symbolic number of matrices."""
+
+        def write(data: Any, indices: Any) -> Any:
+            zeros = jnp.zeros(self.shape[-2:], data.dtype)
+            return zeros.at[tuple(indices.T)].add(data, mode="drop")
+
+        write_each = jnp.vectorize(write, signature="(e),(e,k)->(n,m)")
+        return write_each(self.data, self.bcoo().indices)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        if not are_known(*self.batch):
+            return apply_dense(self.materialise(), x, axis, precision)
         batch = len(self.batch)
         dtype = jnp.result_type(self.data, x)
         # Sums of 16-bit numbers are computed in 32 bits, as in a dense product.
@@ -307,7 +321,7 @@ class Sparse(Matrix):
         rows, columns = self.places()
         asked = i.reshape(-1)
         n, m = self.shape
-        count = len(asked)
+        (count,) = asked.shape
         # The place among the results of each row that is asked for; one of several.
         position_of_row = jnp.full(n, count).at[asked].set(jnp.arange(count))
         data = _summable(self.data)
@@ -461,9 +475,9 @@ def _summed(matrix: BCOO | BCSR) -> BCOO | BCSR:
     n, m = matrix.shape[-2:]
     if isinstance(matrix, BCSR):
         return _compressed(
-            bcoo_sum_duplicates(matrix.to_bcoo(), nse=min(matrix.nse, n * m))
+            bcoo_sum_duplicates(matrix.to_bcoo(), nse=least_bound(matrix.nse, n * m))
         )
-    return bcoo_sum_duplicates(matrix, nse=min(matrix.nse, n * m))
+    return bcoo_sum_duplicates(matrix, nse=least_bound(matrix.nse, n * m))
 
 
 def _compressed(matrix: BCOO) -> BCSR:
@@ -507,14 +521,14 @@ def _added(data: Any, indices: Any, shape: tuple[int, int]) -> Any:
     JAX's own function is one primitive for both. JAX can't transpose it, as it has to
     where a derivative rule adds tangents.
     """
-    size = min(len(data), math.prod(shape))
+    size = least_bound(data.shape[0], math.prod(shape))
     outside = jnp.array([shape], indices.dtype)
     is_inside = (indices < outside).all(-1, keepdims=True)
     indices = jnp.where(is_inside, indices, outside)
     order = jnp.lexsort((indices[:, 1], indices[:, 0]))
     indices = indices[order]
     is_new = (indices[1:] != indices[:-1]).any(-1)
-    positions = jnp.cumulative_sum(is_new, include_initial=True)[: len(data)]
+    positions = jnp.cumulative_sum(is_new, include_initial=True)[: data.shape[0]]
     positions = jnp.where(is_inside[order, 0], positions, size)  # Nothing is written there.
     kept = jnp.broadcast_to(outside, (size, 2)).at[positions].set(indices, mode="drop")
     added = jnp.zeros((size, *data.shape[1:]), data.dtype).at[positions]
@@ -536,7 +550,7 @@ def _positions(indices: Any, asked: Any) -> Any:
     both = jnp.concatenate([indices, asked])
     # The sort is stable, so an index comes before those in ``asked`` that are equal to it.
     order = jnp.lexsort((both[:, 1], both[:, 0]))
-    position = jnp.arange(len(order), dtype=order.dtype)
+    position = jnp.arange(order.shape[0], dtype=order.dtype)
     nearest = order[lax.cummax(jnp.where(order < count, position, 0))]
     is_stored = (nearest < count) & (both[nearest] == both[order]).all(-1)
     positions = jnp.zeros_like(order).at[order].set(jnp.where(is_stored, nearest, count))
@@ -637,7 +651,7 @@ def _unique(matrix: BCOO) -> Sparse:
     return Sparse(BCOO(held, shape=matrix.shape, unique_indices=True))
 
 
-def _rearranged(move: Callable[[list[BCOO]], BCOO], *vs: Sparse) -> Sparse:
+def _rearranged(move: Callable[[list[BCOO]], BCOO], *vs: Sparse) -> Any:
     """The matrix that a function that moves entries makes of matrices.
 
     A position may hold no entry. Then its indices are beyond the last row or column, and a
@@ -646,6 +660,8 @@ def _rearranged(move: Callable[[list[BCOO]], BCOO], *vs: Sparse) -> Sparse:
     What is moved are the numbers of the entries, because JAX can't transpose some of its
     functions for sparse arrays, as it has to where a derivative rule moves tangents.
     """
+    if not are_known(*(n for v in vs for n in v.batch)):
+        return NotImplemented
     held = [v.bcoo() for v in vs]
     data = jnp.concatenate([matrix.data.reshape(-1) for matrix in held])
     # The numbers of the entries from one; zero is none.
@@ -733,6 +749,6 @@ def _(*vs: Sparse, dimension: int) -> Any:
 
 @register("reduce_sum")
 def _(v: Sparse, *, axes: Any, **params: Any) -> Any:
-    if max(axes, default=0) >= len(v.batch):
+    if max(axes, default=0) >= len(v.batch) or not are_known(*v.batch):
         return NotImplemented
     return Sparse(bcoo_reduce_sum(v.bcoo(), axes=axes))

@@ -16,6 +16,7 @@ from jaxrewrite import _compat
 from jaxrewrite._axes.blocks import spread_axis
 
 from .._base.placement import is_manual as _is_manual
+from .._base.sizes import common_divisor, is_at_most
 from .._base.structured import fields_of
 from .coded import Coded
 from .packed import bytes_of, nibble
@@ -68,7 +69,7 @@ def block_for(
     blocks of entries share, and ``summed`` the axes that the product sums.
     """
     size, kind = math.prod(shape), int(bits == 4)
-    if rows == 0 or size < _for_rows(_SMALLEST, rows)[kind]:
+    if rows == 0 or not is_at_most(_for_rows(_SMALLEST, rows)[kind], size):
         return None
     entries = _for_rows(_ENTRIES, rows)
     if rows > 1 and size < _LARGE:
@@ -236,7 +237,7 @@ def _along(view: View, length: int, size: int) -> list[_Leaf]:
     """The leaves of a view, as a loop with blocks of this size reads them."""
     leaves = []
     for leaf, axis in zip(view.leaves, view.axes, strict=True):
-        run = 1 if axis is None else math.gcd(size, length // leaf.shape[axis])
+        run = 1 if axis is None else common_divisor(size, length // leaf.shape[axis])
         if axis is not None:
             leaf = spread_axis(leaf, axis, length // run)
         leaves.append(_Leaf(leaf, axis, run))

@@ -26,6 +26,7 @@ from jaxrewrite._axes.moves import aligned, has_grown, moved
 from jaxrewrite._staging.at_once import at_once
 
 from .._base.contract import is_or_none
+from .._base.sizes import is_at_most
 from .._base.structured import Structured
 
 
@@ -256,7 +257,7 @@ def sizes_of(cls: str, shape: Sequence[int], axis: Any, block: Any) -> tuple[int
 def of_blocks(reduce: Callable[..., Any], x: Any, sizes: Sequence[int]) -> Any:
     """Reduce each block of these sizes to a number."""
     pairs = list(zip(x.shape, sizes, strict=True))
-    split = x.reshape([size for n, b in pairs for size in (n // max(b, 1), b)])
+    split = x.reshape([size for n, b in pairs for size in (n // (b or 1), b)])
     return reduce(split, axis=tuple(range(1, 2 * x.ndim, 2)), initial=0)
 
 
@@ -356,7 +357,9 @@ def _is_weight(
     array has no more there.
     """
     pairs = enumerate(zip(shape, slice_sizes, strict=True))
-    there = [a for a, (n, size) in pairs if a not in gone and (size > 1 or n == 1)]
+    there = [
+        a for a, (n, size) in pairs if a not in gone and (n == 1 or not is_at_most(size, 1))
+    ]
     return len(there) > 1
 
 

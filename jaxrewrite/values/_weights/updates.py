@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 
 from .._base.gathers import axes_written
+from .._base.sizes import common_multiple
 from .blocks import grids
 from .coded import Coded
 
@@ -69,10 +69,10 @@ def _(v: Coded, indices: ArrayLike, x: ArrayLike, *, primitive, **params) -> Any
 
 def _encoded(v: Coded, x: Any, along: Sequence[int | None]) -> Any:
     """An array in the format of ``v``, and in its blocks along the axes that it lies along."""
-    finest = [math.lcm(*counts) for counts in zip(*grids(v), strict=True)]
-    blocks = [n // max(k, 1) for n, k in zip(v.shape, finest, strict=True)]
+    finest = [common_multiple(*counts) for counts in zip(*grids(v), strict=True)]
+    blocks = [n // (k or 1) for n, k in zip(v.shape, finest, strict=True)]
     sizes = [1 if axis is None else blocks[axis] for axis in along]
-    if any(n % max(size, 1) for n, size in zip(jnp.shape(x), sizes, strict=True)):
+    if any(n % (size or 1) for n, size in zip(jnp.shape(x), sizes, strict=True)):
         return NotImplemented
     return v.encoded(_without_derivative(x), sizes)
 
