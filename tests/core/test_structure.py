@@ -218,7 +218,7 @@ def imports_within(path):
 # fields, to call a method on them as arrays; the jaxprs of functions of JAX, to recognise them;
 # a call that waits for its operands; which releases compile what well; how much a value takes;
 # moves of types that declare no axes, or of which the results become dense; what an annotation is;
-# methods that users call, also where they forbid promotions.
+# methods that users call, also where they forbid promotions; which rows are in a group.
 PRIVATE = {
     ("algebra", "jaxrewrite._core.avals"),
     ("blocks", "jaxrewrite._axes"),
@@ -232,6 +232,8 @@ PRIVATE = {
     ("gathers", "jaxrewrite._axes"),
     ("masked", "jaxrewrite._compat"),
     ("products", "jaxrewrite._compat"),
+    ("ragged", "jaxrewrite._axes"),
+    ("ragged", "jaxrewrite._compat"),
     ("sparse", "jaxrewrite._display"),
     ("structured", "jaxrewrite._axes"),
     ("structured", "jaxrewrite._compat"),
