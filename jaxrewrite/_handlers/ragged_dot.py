@@ -51,10 +51,9 @@ def _(
             x, y, numbers.dot_dimension_numbers, **params
         )
         return transform(multiply)(x, y)
-    if is_value(x) and not is_annotation(x):
-        return (
-            NotImplemented  # Among the zeros of other groups its structure would be lost.
-        )
+    if is_value(x) and not (is_annotation(x) or is_annotation(y)):
+        # Its structure would be lost among the zeros of other groups.
+        return NotImplemented
 
     def multiply_groups(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.Array:
         is_in_group = members(sizes, x.shape, ragged, _outer(x.ndim, numbers))

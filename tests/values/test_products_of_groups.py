@@ -204,3 +204,35 @@ def test_bounds_hold_for_groups():
     )
     for x, w in ((X, W), (X + 0.1, W + 1), (X - 0.1, W + 0.5)):
         assert bounds.contains(ragged_dot(x, w)).all()
+    of_number = jaxrewrite.transform(ragged_dot, materialise="allow")
+    bounds = of_number(Constant(jnp.float32(2), X.shape), Interval(W, W + 1))
+    assert bounds.contains(ragged_dot(jnp.full_like(X, 2), W)).all()
+
+
+def test_products_in_another_dtype_are_cast_once():
+    v = Lora(W, A, B)
+    for dtype in ("bfloat16", "float32", "int32"):
+        product = lambda x, w, dtype=dtype: lax.ragged_dot(
+            x, w, SIZES, preferred_element_type=jnp.dtype(dtype)
+        )
+        got, want = forbid(product)(X, v), product(X, v.materialise())
+        assert got.dtype == want.dtype
+        assert_same(got, want, 0.02)
+
+
+def test_products_of_groups_are_placed_on_a_mesh():
+    """On a mesh with explicit axes JAX asks every program for the place of the result."""
+    mesh = jax.make_mesh((2,), ("x",), (jax.sharding.AxisType.Explicit,))
+    values = VALUES["lora"], VALUES["by outputs"], Quantised.quantise(W)
+    wanted = [ragged_dot(X, jaxrewrite.materialise(v)) for v in values]
+    with jax.set_mesh(mesh):
+        place = jax.sharding.PartitionSpec(None, None)
+        product = lambda x, w: lax.ragged_dot_general(
+            *(x, w, SIZES),
+            lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), [0], [0]),
+            out_sharding=place,
+        )
+        for v, want in zip(values, wanted, strict=True):
+            got = jax.jit(forbid(product))(X, v)
+            assert got.sharding.spec == place
+            assert_same(np.asarray(got), want)
