@@ -75,6 +75,7 @@ from ._uniform import Constant as Constant, Known as Known, Zero as Zero
 from ._weights import (
     activations as _activations,
     products as _products,
+    ragged as _ragged,
     transposes as _transposes,
 )
 from ._weights.calibrate import calibrate as calibrate

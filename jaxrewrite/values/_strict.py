@@ -63,6 +63,14 @@ def _(x: _Operand, y: _Operand, *, primitive: Any, **params: Any) -> Any:
     return jaxrewrite.bind(primitive, *both, **params)
 
 
+@strict_zeros.register("ragged_dot_general")
+def _(x: _Operand, y: _Operand, sizes: Array, *, primitive: Any, **params: Any) -> Any:
+    if not any(map(_has_zeros, (x, y))):
+        return NotImplemented
+    both = (WithZeros(z) if _has_zeros(z) else z for z in (x, y))
+    return jaxrewrite.bind(primitive, *both, sizes, **params)
+
+
 def _has_zeros(x: Any) -> bool:
     # An annotation has rules of its own, which multiply the array inside.
     if not isinstance(x, Structured) or isinstance(x, WithZeros) or x.outer > 0:

@@ -547,6 +547,14 @@ def _(v: Zero, w: Zero, *, primitive: Any, **params: Any) -> Any:
     return Zero(result.shape, result.dtype)
 
 
+@register("ragged_dot_general", types=(Zero, Array | ArrayValue, Array))
+@register("ragged_dot_general", types=(Array | ArrayValue, Zero, Array))
+@register("ragged_dot_general", types=(Zero, Zero, Array))
+def _(x: Any, y: Any, sizes: Array, *, primitive: Any, **params: Any) -> Any:
+    result = _result(primitive, params, x, y, sizes)
+    return Zero(result.shape, result.dtype)
+
+
 @register(*primitives.BINARY, exchange="types")
 def _(x: Zero, y: Literal, *, primitive: Any, **params: Any) -> Any:
     """Zeros, if the primitive maps zero and a number in the program to zero."""

@@ -219,7 +219,8 @@ def imports_within(path):
 # fields, to call a method on them as arrays; the jaxprs of functions of JAX, to recognise them;
 # a call that waits for its operands; which releases compile what well; how much a value takes;
 # moves of types that declare no axes, or of which the results become dense; what an annotation is;
-# methods that users call, also where they forbid promotions; what is known of sizes.
+# methods that users call, also where they forbid promotions; what is known of sizes; which rows are
+# in a group.
 PRIVATE = {
     ("algebra", "jaxrewrite._core.avals"),
     ("blocks", "jaxrewrite._axes"),
@@ -233,6 +234,8 @@ PRIVATE = {
     ("gathers", "jaxrewrite._axes"),
     ("masked", "jaxrewrite._compat"),
     ("products", "jaxrewrite._compat"),
+    ("ragged", "jaxrewrite._axes"),
+    ("ragged", "jaxrewrite._compat"),
     ("sizes", "jaxrewrite._axes"),
     ("sparse", "jaxrewrite._display"),
     ("structured", "jaxrewrite._axes"),

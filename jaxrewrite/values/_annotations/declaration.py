@@ -35,7 +35,7 @@ SCATTER = ("scatter", "scatter-add", "scatter-sub", "scatter-max", "scatter-min"
 
 SEVERAL = (
     *("clamp", "concatenate", "dynamic_update_slice", "select_n", "sort", "stack"),
-    *("scatter-mul", *SCATTER),
+    *("ragged_dot_general", "scatter-mul", *SCATTER),
 )
 """Primitives of more operands, each of which may be annotated."""
 
@@ -52,9 +52,11 @@ _PLACES = {
     "gather": slice(1, 2),
     "dynamic_slice": slice(1, None),
     "dynamic_update_slice": slice(2, None),
+    "ragged_dot_general": slice(2, None),
     **dict.fromkeys(("scatter-mul", *SCATTER), slice(1, 2)),
 }
-"""The operands of a primitive that are places of entries, and not entries themselves."""
+"""The operands of a primitive that are places of entries, or sizes of groups of them, and not
+entries themselves."""
 
 MOVING = (
     *jaxrewrite.primitives.SHAPE,

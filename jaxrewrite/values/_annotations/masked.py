@@ -519,6 +519,18 @@ def _nothing_there(x: Any, y: Any, numbers: Any, shape: Sequence[int]) -> Any:
     return lax.broadcast_in_dim(lax.transpose(missing, order), shape, where)
 
 
+@annotation_rule(Masked, "ragged_dot_general")
+def _multiply_groups(x: Any, y: Any, sizes: Any, *, primitive: Any, **params: Any) -> Any:
+    """Rows after the last group are there: their zeros are no sums."""
+    multiply = functools.partial(primitive.bind, **params)
+    result = multiply(_filled(x, 0), _filled(y, 0), sizes)
+    params["preferred_element_type"] = jnp.dtype("float32")
+    count = functools.partial(primitive.bind, **params)
+    there = count(*(_numbers(~_mask(operand)) for operand in (x, y)), sizes)
+    pairs = count(*(jnp.ones(operand.shape) for operand in (x, y)), sizes)
+    return _finite(result, there < jnp.minimum(pairs, 1))
+
+
 @annotation_rule(Masked, "conv_general_dilated")
 def _convolve(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     result = primitive.bind(_filled(x, 0), _filled(y, 0), **params)

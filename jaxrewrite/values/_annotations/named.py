@@ -219,12 +219,40 @@ def _reduce(x: Named, *, primitive: Any, axes: Any, **params: Any) -> Any:
 def _multiply(
     x: Any, y: Any, *, primitive: Any, dimension_numbers: Any, **params: Any
 ) -> Any:
-    axes = labels(dimension_numbers, jnp.ndim(x), jnp.ndim(y))
+    names = _of_product(primitive.name, x, y, dimension_numbers)
+    out = _unique(list(names.values()))
+    return _bind(primitive, [x, y], out, {"dimension_numbers": dimension_numbers, **params})
+
+
+@annotation_rule(Named, "ragged_dot_general")
+def _multiply_groups(
+    x: Any,
+    y: Any,
+    sizes: Any,
+    *,
+    primitive: Any,
+    ragged_dot_dimension_numbers: Any,
+    **params: Any,
+) -> Any:
+    numbers = ragged_dot_dimension_numbers
+    names = _of_product(primitive.name, x, y, numbers.dot_dimension_numbers)
+    of_groups = [jnp.ndim(x) + axis for axis in numbers.rhs_group_dimensions]
+    out: Sequence[str | None] = [
+        name for label, name in names.items() if label not in of_groups
+    ]
+    is_of_sums = {*numbers.lhs_ragged_dimensions} <= {*numbers.dot_dimension_numbers[0][0]}
+    out = (None, *out) if is_of_sums else out  # The groups are along a new axis.
+    params["ragged_dot_dimension_numbers"] = numbers
+    return _bind(primitive, [x, y, sizes], _unique(out), params)
+
+
+def _of_product(subject: str, x: Any, y: Any, numbers: Any) -> dict[Any, str | None]:
+    """The name of each axis of a product, by its label."""
+    axes = labels(numbers, jnp.ndim(x), jnp.ndim(y))
     names: dict[Any, str | None] = {}
     for label, name in zip((*axes.x, *axes.y), (*_names(x), *_names(y)), strict=True):
-        names[label] = _agreed(primitive.name, names.get(label), name)
-    out = _unique([names[label] for label in axes.out])
-    return _bind(primitive, [x, y], out, {"dimension_numbers": dimension_numbers, **params})
+        names[label] = _agreed(subject, names.get(label), name)
+    return {label: names[label] for label in axes.out}
 
 
 @annotation_rule(Named, "transpose")

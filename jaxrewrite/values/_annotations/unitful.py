@@ -383,6 +383,11 @@ def _multiply(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     return bind_numbers(primitive, (x, y), units_of(x) * units_of(y), params)
 
 
+@annotation_rule(Unitful, "ragged_dot_general")
+def _multiply_groups(x: Any, y: Any, sizes: Any, *, primitive: Any, **params: Any) -> Any:
+    return bind_numbers(primitive, (x, y, sizes), units_of(x) * units_of(y), params)
+
+
 @annotation_rule(Unitful, "div")
 def _divide(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     return bind_numbers(primitive, (x, y), units_of(x) / units_of(y), params)

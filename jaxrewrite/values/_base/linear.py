@@ -97,3 +97,15 @@ def _(x: Linear, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any
     if isinstance(x, Linear):
         return x.map_parts(lambda part: bind(primitive, part, y, **params))
     return y.map_parts(lambda part: bind(primitive, x, part, **params))
+
+
+@register("ragged_dot_general", types=(Linear, Array | ArrayValue, Array))
+@register("ragged_dot_general", types=(Array | ArrayValue, Linear, Array))
+@register("ragged_dot_general", types=(Linear, Linear, Array))
+def _(x: Any, y: Any, sizes: Array, *, primitive: Any, **params: Any) -> Any:
+    """The parts have the same groups."""
+    if not multiply_by_parts(x, y, params):
+        return NotImplemented
+    if isinstance(x, Linear):
+        return x.map_parts(lambda part: bind(primitive, part, y, sizes, **params))
+    return y.map_parts(lambda part: bind(primitive, x, part, sizes, **params))

@@ -31,6 +31,17 @@ _PRODUCTS = ("dot_general", "conv_general_dilated")
 @register(*_PRODUCTS, types=(Structured, Structured), precedence=1)
 @register(*_PRODUCTS, exchange="types", precedence=1)
 def _(x: Structured, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    return _placed_and_cast(primitive, x, y, **params)
+
+
+@register("ragged_dot_general", types=(Structured, Array | ArrayValue, Array), precedence=1)
+@register("ragged_dot_general", types=(Array | ArrayValue, Structured, Array), precedence=1)
+@register("ragged_dot_general", types=(Structured, Structured, Array), precedence=1)
+def _(x: Any, y: Any, sizes: Array, *, primitive: Any, **params: Any) -> Any:
+    return _placed_and_cast(primitive, x, y, sizes, **params)
+
+
+def _placed_and_cast(primitive: Any, x: Any, y: Any, *sizes: Array, **params: Any) -> Any:
     out_sharding = params.get("out_sharding")
     if out_sharding is not None:
         if is_annotation(x) or is_annotation(y):
@@ -39,12 +50,13 @@ def _(x: Structured, y: Array | ArrayValue, *, primitive: Any, **params: Any) ->
         product = lambda *xs: materialise(
             bind(primitive, *xs, **params | {"out_sharding": None})
         )
-        return jax.sharding.auto_axes(product, out_sharding=out_sharding)(x, y)
+        return jax.sharding.auto_axes(product, out_sharding=out_sharding)(x, y, *sizes)
     wanted = params["preferred_element_type"]
     wide = wanted if wanted is None else _wide(x.dtype, y.dtype, wanted)
     if wide is None or wide == wanted:
         return NotImplemented
-    product = bind(primitive, x, y, **params | {"preferred_element_type": wide})
+    params["preferred_element_type"] = wide
+    product = bind(primitive, x, y, *sizes, **params)
     if jnp.iscomplexobj(product):  # Real ones are wanted: JAX refuses fewer bits.
         product = bind("real", product)
     cast = {"new_dtype": jnp.dtype(wanted), "weak_type": False, "sharding": None}

@@ -14,6 +14,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue
 
 from .._base.contract import contract, intermediate, is_or_none, labels, transpose
+from .._base.ragged import contract_groups, groups_of
 from .._base.structured import inexact
 from .low_rank import LowRank, build, factors
 from .low_rank_factors import RANK, Factor, by_axis, sizes_of, smaller, without
@@ -89,6 +90,35 @@ def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
     if isinstance(result, LowRank) and result.dtype != dtype:
         return converted(result, new_dtype=dtype)
     return result.astype(dtype)
+
+
+@jaxrewrite.register("ragged_dot_general")
+def ragged_dot(
+    x: ArrayLike,
+    v: LowRank,
+    sizes: ArrayLike,
+    *,
+    ragged_dot_dimension_numbers: Any,
+    group_offset: Any,
+    out_sharding: Any,
+    **params: Any,
+) -> Any:
+    """`jax.lax.ragged_dot` of rows and a stack of matrices of low rank."""
+    numbers = ragged_dot_dimension_numbers
+    groups = groups_of(x, v, sizes, numbers, group_offset, out_sharding)
+    if groups is None or not inexact(jnp.zeros((), jnp.result_type(x, v.dtype))):
+        return NotImplemented
+    pair = tuple(Factor(f.x, tuple(by_axis(f, groups.y, RANK))) for f in factors(v))
+    _, i, middle = min(
+        step(f, g, jnp.shape(x), groups.x, groups.out, i, True)
+        for i, (f, g) in enumerate((pair, pair[::-1]))
+    )
+    first, second = pair[i], pair[1 - i]
+    middle = tuple(label for label in middle if label != groups.group)
+    y = contract_groups(
+        x, groups.x, first.x, first.labels, middle, groups, **intermediate(params)
+    )
+    return contract_groups(y, middle, second.x, second.labels, groups.out, groups, **params)
 
 
 def step(

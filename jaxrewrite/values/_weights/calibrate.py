@@ -339,6 +339,10 @@ class _Observed(Quantised):
     # The index may have a number for each entry, where the weight itself stays small.
     _may_grow = frozenset({"index"})
 
+    @property
+    def sees_operands(self) -> bool:
+        return True
+
     def encoded(self, x: jax.Array, sizes: Sequence[int]) -> Any:
         """What a program writes has no index."""
         return NotImplemented

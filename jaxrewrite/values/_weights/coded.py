@@ -76,6 +76,11 @@ class Coded(Structured):
 
     few_rows: ClassVar[int] = 1
 
+    @property
+    def sees_operands(self) -> bool:
+        """Whether a product looks at its other operand, so that it is not that of the dense array."""
+        return False
+
     def picture(self) -> Any:
         """The array: a zero among the codes is a number, no gap in a structure."""
         return jaxrewrite.materialise(self)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 from jaxrewrite import primitives
@@ -159,6 +159,11 @@ class Dora(Adapted):
             return NotImplemented  # The length of a column is that of the whole column.
         own: Any = jax.sharding.PartitionSpec(*whole)
         return dataclasses.replace(self, w=specs.w, a=specs.a, b=specs.b, magnitude=own)
+
+
+@jaxrewrite.register("ragged_dot_general")
+def _(x: ArrayLike, v: Dora, sizes: ArrayLike, *, primitive, **params) -> Any:
+    return jaxrewrite.bind(primitive, x, _rescaled(v), sizes, **params)
 
 
 def _shape_of_lengths(v: Lora) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from .._base.structured import Structured
 from .._matrices.convolution import convolved
 from .._matrices.low_rank import LowRank, checked_axes
 from .._matrices.low_rank_functions import LINEAR
-from .._matrices.low_rank_products import dot, times_array
+from .._matrices.low_rank_products import dot, ragged_dot, times_array
 from .._matrices.low_rank_sums import added, concatenated
 from .coded import takes_matrices
 
@@ -311,6 +311,14 @@ def _(x: Lora, y: ArrayLike | ArrayValue, **params) -> Any:
     w = jaxrewrite.bind("dot_general", *bases, **params)
     changes = (z.change if z is v else z for z in (x, y))
     return _with(v, w, dot(*changes, **params), v.frozen and v is x is y)
+
+
+@jaxrewrite.register("ragged_dot_general")
+def _(x: ArrayLike, v: Lora, sizes: ArrayLike, *, primitive, **params) -> Any:
+    change = ragged_dot(x, v.change, sizes, **params)
+    if change is NotImplemented:
+        return NotImplemented
+    return _total(v, primitive.bind(x, _base(v), sizes, **params), change)
 
 
 # The product of a weight and an array of low rank has low rank.

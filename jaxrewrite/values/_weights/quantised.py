@@ -274,6 +274,10 @@ class Quantised(Coded):
         """How many bits an entry takes."""
         return self.q.bits if isinstance(self.q, Packed) else jnp.iinfo(self.q.dtype).bits
 
+    @property
+    def sees_operands(self) -> bool:
+        return self.activations is not None
+
     def aval(self) -> Any:
         return jax.ShapeDtypeStruct(self.q.shape, self.scale.dtype)
 

@@ -15,6 +15,7 @@ import jaxrewrite
 from jaxrewrite import primitives
 
 from .._base.contract import along_result, sides
+from .._base.ragged import groups_of, of_rows
 from .._base.structured import Structured, promoted
 from .coded import aligned, blockwise, check_blocks, rescaled, spread, weights_or_rows
 
@@ -155,6 +156,47 @@ def _(x: Rescaled, y: ArrayLike, *, dimension_numbers, primitive, **params) -> A
         return product * factor.astype(product.dtype)
     if along.issubset(seen.of_other):
         return multiply(seen.other * along_result(v.factor(), seen.of_v, seen.of_other))
+    return NotImplemented
+
+
+@jaxrewrite.register("ragged_dot_general")
+def _(
+    x: ArrayLike,
+    v: Rescaled,
+    sizes: ArrayLike,
+    *,
+    primitive,
+    ragged_dot_dimension_numbers,
+    group_offset,
+    out_sharding,
+    preferred_element_type,
+    **params,
+) -> Any:
+    """Multiply each row before the product, or after it, by the numbers of its group."""
+    numbers = ragged_dot_dimension_numbers
+    groups = groups_of(x, v, sizes, numbers, group_offset, out_sharding)
+    dtype = jnp.result_type(x, v)
+    wanted = preferred_element_type or dtype
+    if groups is None or promoted(dtype, wanted) != wanted:
+        return NotImplemented
+    own = v.scaled_axes()
+    along = tuple(label for i, label in enumerate(groups.y) if i in own)
+    multiply = lambda x: primitive.bind(
+        *(x, v.w, sizes),
+        ragged_dot_dimension_numbers=numbers,
+        group_offset=group_offset,
+        out_sharding=out_sharding,
+        preferred_element_type=preferred_element_type,
+        **params,
+    )
+    factor = v.factor().squeeze([i for i in range(v.ndim) if i not in own])
+    if {*along} <= {*groups.out, groups.group}:
+        product = multiply(x)
+        factor, along = of_rows(factor, along, x, groups)
+        return product * along_result(factor, along, groups.out).astype(product.dtype)
+    if {*along} <= {*groups.x, groups.group}:
+        factor, along = of_rows(factor, along, x, groups)
+        return multiply(x * along_result(factor, along, groups.x))
     return NotImplemented
 
 
