@@ -3,7 +3,8 @@
 `lax.ragged_dot` multiplies each group of rows with a matrix of its own, as a mixture of experts does.
 That is a batch of products, one for each group, in which the rows of all other groups are zeros, and
 their sum. JAX compiles it so for a CPU. Elsewhere a product of groups may take less time, so a type
-that multiplies arrays inside of it has a rule of its own, which leaves the groups to JAX.
+that multiplies arrays inside of it has a rule of its own, which leaves the groups to JAX; and so does
+a type that would become dense for the batch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jax import lax
 from jaxtyping import ArrayLike
 
 from .._axes.groups import members
+from .._core.errors import MaterialisationError
 from .._core.rules import register
 from .._core.site import is_annotation
 from .._core.value import Value, is_value
@@ -62,7 +64,12 @@ def _(
             return _of_sums(rows, y, numbers, params)
         return _of_rows(rows, y, numbers, params)
 
-    return transform(multiply_groups)(x, y, sizes)
+    if is_annotation(x) or is_annotation(y):
+        return transform(multiply_groups)(x, y, sizes)
+    try:
+        return transform(multiply_groups, materialise="forbid")(x, y, sizes)
+    except MaterialisationError:
+        return NotImplemented  # Of a dense array JAX knows a better product.
 
 
 def _outer(ndim: int, numbers: lax.RaggedDotDimensionNumbers) -> tuple[int, ...]:

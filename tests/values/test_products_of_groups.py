@@ -134,6 +134,24 @@ def test_groups_are_left_to_jax_where_a_type_multiplies_its_arrays():
         assert "ragged_dot_general" in [eqn.primitive.name for eqn in jaxpr.eqns]
 
 
+class Unmultiplied(jaxrewrite.ArrayValue):
+    """A type without any rule."""
+
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+
+def test_of_a_type_without_a_rule_for_products_one_dense_array_is_multiplied():
+    v = Unmultiplied(W)
+    with pytest.raises(jaxrewrite.MaterialisationError, match="'ragged_dot_general' on Unm"):
+        forbid(ragged_dot)(X, v)
+    dense = jaxrewrite.transform(ragged_dot, materialise="allow")
+    (eqn,) = jax.make_jaxpr(dense)(X, v).eqns
+    assert eqn.primitive.name == "ragged_dot_general"
+
+
 def test_batches_of_groups_have_their_own_sizes():
     """Axes in any order; the sizes differ along one that only the rows have."""
     numbers_of = lax.RaggedDotDimensionNumbers((((2,), (3,)), ((3,), (0,))), [1], [2])
