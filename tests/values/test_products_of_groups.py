@@ -145,7 +145,9 @@ class Unmultiplied(jaxrewrite.ArrayValue):
 
 def test_of_a_type_without_a_rule_for_products_one_dense_array_is_multiplied():
     v = Unmultiplied(W)
-    with pytest.raises(jaxrewrite.MaterialisationError, match="'ragged_dot_general' on Unm"):
+    with pytest.raises(
+        jaxrewrite.MaterialisationError, match="'ragged_dot_general' on Unm"
+    ):
         forbid(ragged_dot)(X, v)
     dense = jaxrewrite.transform(ragged_dot, materialise="allow")
     (eqn,) = jax.make_jaxpr(dense)(X, v).eqns
