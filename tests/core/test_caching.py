@@ -13,6 +13,8 @@ from jax import lax
 import jaxrewrite
 from jaxrewrite import transform
 from jaxrewrite._core.rewrite import Rewriter
+from jaxrewrite._core.rules import RulesInForce
+from jaxrewrite._core.settings import Settings
 
 
 class Doubled(jaxrewrite.ArrayValue):
@@ -488,3 +490,12 @@ def test_what_jit_need_not_compile_anew():
     np.testing.assert_allclose(
         jaxrewrite.materialise(transform(jitted)(Doubled(X), X)), 2 * X * X
     )
+
+
+def test_what_is_traced_under_other_settings_is_set_apart():
+    """JAX keeps one program for a function and its arguments; it knows nothing of settings."""
+    of = lambda policy: Settings(RulesInForce(), policy).mark()
+    assert of("warn") is None and of("allow") is None
+    assert of("forbid") is not None and of("forbid") == of("forbid")
+    assert of("forbid") != of(jaxrewrite.Cheapest())
+    assert of(jaxrewrite.Cheapest()) != of(jaxrewrite.Cheapest(limit=10))

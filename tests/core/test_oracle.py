@@ -179,6 +179,21 @@ def test_weak_types():
     assert transform(lambda v: v * 2)(Held(2.0)).weak_type
 
 
+@pytest.mark.parametrize("is_weak", [True, False])
+def test_a_dense_array_has_a_weak_type_if_the_value_says_so(is_weak):
+    class Declared(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def aval(self):
+            return jax.core.ShapedArray((), jnp.float32, weak_type=is_weak)
+
+        def materialise(self):
+            return self.x * (jnp.float32(1) if is_weak else 1)
+
+    v = Declared(jnp.float32(2.0))
+    assert transform(lambda v: v.reshape(1))(v).weak_type == is_weak
+
+
 WITH_WEAK_CARRIES = {
     "scan": lambda v: lax.scan(lambda c, _: (c * 2, None), v, None, length=3)[0],
     "ys": lambda v: lax.scan(lambda c, _: (c * 2, c), v, None, length=3)[1],

@@ -521,6 +521,18 @@ def test_an_exchanged_rule_yields_to_one_of_that_order(rules, explicit_first):
     assert applied(rules, jnp.add, X, A(X)) == 2
 
 
+def test_an_error_tells_whether_the_rule_had_its_operands_exchanged(rules):
+    @rules.register("sub", exchange="operands")
+    def failing(v: A, x: ArrayLike, **params):
+        raise RuntimeError("on purpose")
+
+    for fn, is_mirrored in ((lambda v: v - X, False), (lambda v: X - v, True)):
+        with pytest.raises(RuntimeError) as caught:
+            jaxrewrite.transform(fn, rules=rules)(A(X))
+        (note,) = [x for x in caught.value.__notes__ if "raised by the rule" in x]
+        assert note.endswith(", mirrored.") == is_mirrored
+
+
 def test_names_and_several_primitives_in_one_registration(rules):
     @rules.register("sin", lax.cos_p, "tan")
     def _(v: A, *, primitive, **params):

@@ -10,6 +10,7 @@ from jax import lax
 from jax.extend import linear_util
 
 from jaxrewrite import _compat
+from jaxrewrite._analyses.graph import flatten
 from jaxrewrite._analyses.same import same, same_equation
 
 
@@ -182,3 +183,10 @@ def test_calls_of_which_other_results_are_used_have_other_derivatives(by_jvp):
     for one in used:
         for other in used:
             assert same_equation(call(one), call(other)) == (one == other)
+
+
+def test_programs_of_one_form_differ_in_numbers_alone():
+    form = lambda fn: flatten(jax.make_jaxpr(fn)(1.0, 1.0).jaxpr).form()
+    assert form(lambda x, y: x - 2 * y) == form(lambda x, y: x - 3 * y)
+    assert form(lambda x, y: x - 2 * y) != form(lambda x, y: 2 * y - x)
+    assert form(lambda x, y: x - y) != form(lambda x, y: x - x)

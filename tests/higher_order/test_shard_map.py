@@ -11,7 +11,7 @@ from oracle import assert_same_leaves
 from reference.own import Lora, Scaled, Zero
 
 import jaxrewrite
-from jaxrewrite import transform, values
+from jaxrewrite import _compat, transform, values
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import NF4, Quantised
 
@@ -543,3 +543,17 @@ def test_blocks_that_do_not_split_evenly_become_dense(mesh):
     v = Quantised.quantise(jnp.ones((8, 4)), block=(4, 1))
     got = transform(split, materialise="allow")(v, x)
     np.testing.assert_allclose(got, x @ v.materialise(), rtol=1e-6)
+
+
+def test_the_axes_over_which_an_array_varies(mesh):
+    seen = []
+
+    def body(x):
+        seen.extend(
+            map(_compat.varying_axes, (jax.typeof(x), jax.typeof(lax.psum(x, "i"))))
+        )
+        return x
+
+    on(mesh, body, P("i"), P("i"))(X)
+    assert seen[:2] == [{"i"}, set()]
+    assert _compat.varying_axes(jax.extend.core.AbstractToken()) == set()

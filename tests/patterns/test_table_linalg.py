@@ -678,3 +678,13 @@ def test_each_formula_by_itself(name):
         elif not any(x.ndim > 2 for x in args):  # A batch comes with `jax.vmap`.
             got = jax.jit(formula)(*args)
             np.testing.assert_allclose(got, jax.jit(fn)(*args), rtol=1e-3, atol=1e-4)
+
+
+def test_the_cost_of_a_product_with_a_value_is_that_of_its_equations():
+    x = jnp.ones((8, 8))
+    dense, of_rows, of_columns = (
+        _linalg.pair(*pair)[0]
+        for pair in ((x, x), (values.Diagonal(x[0]), x), (x, values.Diagonal(x[0])))
+    )
+    assert dense == (0, 2 * 8**3)
+    assert of_rows == of_columns == (0, 8**2)

@@ -541,3 +541,12 @@ def test_a_type_says_how_it_is_sliced():
 def test_loras_of_full_rank_are_added():
     v = case("lora")
     agrees({"add": lambda v: v + v, "sub": lambda v: v - 2 * v}, v)
+
+
+def test_a_constant_in_slices_has_a_number_for_each():
+    v = Constant(jnp.float32(0.5), (3, 2))
+    slices = v.sliceable()
+    assert (slices.fill.shape, slices.of_shape, slices.shape) == ((3,), (2,), (3, 2))
+    assert slices.sliceable() is slices
+    rows = jaxrewrite.transform(lambda v: lax.scan(lambda c, row: (c, row * 2), 0, v)[1])
+    assert isinstance(rows(v), Constant)

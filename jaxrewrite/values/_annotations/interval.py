@@ -16,6 +16,7 @@ from jaxtyping import Array
 from jaxrewrite.primitives import COMPARISON, DECREASING, INCREASING, UNARY
 
 from .._base import in_blocks
+from .._base.sizes import is_at_most
 from .._base.structured import disproved, inexact, promoted
 from .declaration import (
     MOVING,
@@ -683,8 +684,7 @@ def _is_one_large(x: Any, y: Any) -> bool:
     if isinstance(x, Interval) == isinstance(y, Interval):
         return False
     interval, array = (x, y) if isinstance(x, Interval) else (y, x)
-    sizes = math.prod(interval.shape), math.prod(jnp.shape(array))
-    return all(isinstance(n, int) for n in sizes) and sizes[0] >= _LARGE * sizes[1]
+    return is_at_most(_LARGE * math.prod(jnp.shape(array)), math.prod(interval.shape))
 
 
 def _by_sign(x: Any, y: Any, multiply: Callable[[Any, Any], Any]) -> tuple[Any, Any]:

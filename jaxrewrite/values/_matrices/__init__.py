@@ -6,6 +6,7 @@ import of this package registers their rules.
 """
 
 from . import (
+    doubled as doubled,
     functions as functions,
     kronecker_sum as kronecker_sum,
     least_squares as least_squares,

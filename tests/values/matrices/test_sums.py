@@ -591,3 +591,49 @@ def test_a_matrix_with_many_leaves_is_one_part():
     np.testing.assert_allclose(
         lazy.materialise(), implicit(lambda v: v @ jnp.eye(140))(lazy)
     )
+
+
+# --- a matrix and itself ---------------------------------------------------------------------
+
+
+def symmetric_kernel():
+    return Kronecker(Symmetric(regular(2)), Symmetric(regular(3)))
+
+
+SYMMETRIC = {
+    "kronecker": symmetric_kernel,
+    "multiple": lambda: Scaled(symmetric_kernel(), jnp.float64(3)),
+    "with noise": lambda: symmetric_kernel() + 0.3 * Identity(6, jnp.float64),
+    "of a diagonal": lambda: Kronecker(Diagonal(1 + normal(2) ** 2), Symmetric(regular(3))),
+}
+Y6 = RNG.normal(size=6)
+SYMMETRISED = {
+    "solve": lambda m: jnp.linalg.solve((m + m.T) / 2, Y6),
+    "determinant": lambda m: jnp.linalg.slogdet(0.5 * (m.T + m)),
+    "pseudo-inverse": lambda m: jnp.linalg.pinv(m, hermitian=True) @ Y6,
+    "eigenvalues": lambda m: jax.lax.linalg.eigh(m, symmetrize_input=True)[1],
+    "gradient": lambda m: jax.grad(lambda m: jnp.linalg.eigvalsh(m).sum())(m),
+}
+
+
+@pytest.mark.parametrize("fn", SYMMETRISED)
+@pytest.mark.parametrize("name", SYMMETRIC)
+def test_a_symmetric_matrix_made_symmetric_is_a_multiple_of_itself(name, fn):
+    v, program = SYMMETRIC[name](), SYMMETRISED[fn]
+    got, want = jax.jit(lambda v: (implicit(program)(v), program(v.materialise())))(v)
+    assert_same(got, want, 1e-9)
+
+
+def test_sums_of_a_matrix_and_itself():
+    v = low_rank()
+    twice = jaxrewrite.transform(lambda v: v + v)
+    assert twice(v).rank == v.rank
+    assert_same(twice(v).materialise(), 2 * v.materialise())
+    assert_same(jax.jvp(twice, (v,), (v,))[1].materialise(), 2 * v.materialise())
+    kernel, other = symmetric_kernel(), symmetric_kernel()
+    total = jaxrewrite.transform(lambda v, w: v + w)(kernel, other)
+    assert isinstance(total, Sum)
+    assert_same(total.materialise(), kernel.materialise() + other.materialise())
+    whole = Kronecker(jnp.array([[3, 1]]), jnp.array([[1], [2]]))
+    allowed = jaxrewrite.transform(lambda v: v + v, materialise="allow")
+    assert_same(jaxrewrite.materialise(allowed(whole)), 2 * whole.materialise())

@@ -199,3 +199,14 @@ def test_what_is_written_at_one_place_is_a_part_of_an_axis():
     write = lambda v, part: lax.scatter(v, jnp.array([2, 1]), part, numbers)
     got = jaxrewrite.transform(write, materialise="forbid")(v, part)
     assert_same(got.materialise(), write(v.materialise(), part.materialise()))
+
+
+def test_parts_that_may_overlap_are_not_written_leaf_by_leaf():
+    v = Quantised.quantise(random(0, 4, 6), axis=1)
+    part = jaxrewrite.stack([Quantised.quantise(random(i, 2, 6), axis=1) for i in (1, 2)])
+    numbers = lax.ScatterDimensionNumbers((1, 2), (), (0,))
+    write = lambda v, part: lax.scatter(v, jnp.array([[2], [1]]), part, numbers)
+    with pytest.raises(jaxrewrite.MaterialisationError, match="scatter"):
+        jaxrewrite.transform(write, materialise="forbid")(v, part)
+    got = jaxrewrite.transform(write, materialise="allow")(v, part)
+    assert_same(got, write(v.materialise(), part.materialise()))
