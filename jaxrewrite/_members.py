@@ -44,6 +44,12 @@ def _check_members(cls: type[Value]) -> None:
                 f"{cls.__name__}.{name} is a {kind}, but has to be a method, as Value.{name} is. "
                 "Give anything else another name."
             )
+    for name in filter(_annotations(cls).__contains__, ("outer", "materialise_policy")):
+        if name not in vars(cls) and _is_field(cls, name):
+            raise TypeError(
+                f"{cls.__name__}.{name} is a field, but is to be one for all values of the class: "
+                f"give it in the class, as in {name} = {getattr(Value, name)!r}."
+            )
     if not isinstance(cls.outer, numbers.Real) or cls.outer != cls.outer:
         raise TypeError(f"{cls.__name__}.outer has to be a number; it is {cls.outer!r}.")
     if cls.materialise_policy not in _POLICIES:
@@ -60,8 +66,17 @@ def _kind_of_data(cls: type, name: str) -> str | None:
         return None if _can_be_called(member) else type(member).__name__.lower()
     if isinstance(vars(Value)[name], staticmethod):
         return None  # It is looked up in the class, where a field without a default is not.
-    annotation = vars(cls).get("__annotations__", {}).get(name)
-    return None if annotation is None or "ClassVar" in str(annotation) else "field"
+    return "field" if _is_field(cls, name) else None
+
+
+def _is_field(cls: type, name: str) -> bool:
+    annotation = _annotations(cls).get(name)
+    return annotation is not None and "ClassVar" not in str(annotation)
+
+
+def _annotations(cls: type) -> dict[str, object]:
+    """The annotations of the class itself, as they are written or evaluated."""
+    return vars(cls).get("__annotations__", {})
 
 
 def _can_be_called(member: object) -> bool:

@@ -222,6 +222,20 @@ def test_a_field_with_the_name_of_a_method_is_an_error(name):
     type("Declared", bases, {"__annotations__": {name: ClassVar[Callable[..., Any]]}})
 
 
+@pytest.mark.parametrize("name", ["outer", "materialise_policy"])
+def test_what_is_one_for_all_values_of_a_class_is_no_field(name):
+    bases = (jaxrewrite.ArrayValue,)
+    with pytest.raises(
+        TypeError, match=f"Each.{name} is a field, .* in the class, as in {name} ="
+    ):
+        type("Each", bases, {"__annotations__": {"x": jax.Array, name: float}})
+    type(
+        "Declared",
+        bases,
+        {"__annotations__": {name: float}, name: getattr(jaxrewrite.Value, name)},
+    )
+
+
 def test_fields_may_have_the_names_of_what_is_looked_up_in_the_class():
     class Filled(jaxrewrite.ArrayValue):
         x: jax.Array
