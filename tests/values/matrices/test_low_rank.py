@@ -216,7 +216,7 @@ def test_scaled_along_all_axes_of_a_factor(bulk):
 
 @values
 def test_sum_of_two(make, bulk):
-    check(make(), lambda v: v + v, lambda v: v - 2 * v, rank=4)
+    check(make(), lambda v: v + 3 * v, lambda v: v - 2 * v, rank=4)
 
 
 def test_sum_with_its_transpose():
