@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import often
 from jax import lax
 
 import jaxrewrite
@@ -105,7 +106,10 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("name", VALUES)
+_OFTEN = ("low rank, by columns", "lora", "sum", "by outputs", "by inputs", "constant")
+
+
+@pytest.mark.parametrize("name", often(VALUES, _OFTEN))
 def test_parts_are_multiplied_with_the_same_groups(name):
     v, cotangent = VALUES[name], numbers((ROWS, N), seed=5)
     dense = jaxrewrite.materialise(v)

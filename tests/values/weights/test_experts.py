@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import often
 from jax import lax
 
 import jaxrewrite
@@ -78,7 +79,10 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "name",
+    often(MAKERS, ("Quantised, in blocks", "Concatenated", "NF4", "Lora of Quantised")),
+)
 def test_experts_stay_implicit(name):
     params = MAKERS[name]()
     assert_implicit(mixture, params, X)
@@ -86,7 +90,7 @@ def test_experts_stay_implicit(name):
     assert_same(jax.jit(forbid)(params, X), mixture(jaxrewrite.materialise(params), X))
 
 
-@pytest.mark.parametrize("kind", [Lora, Dora])
+@pytest.mark.parametrize("kind", often([Lora, Dora], [Lora]))
 def test_gradients_reach_the_adapters_of_quantised_experts(kind):
     params = adapted(quantised("nf4"), method=kind.__name__.lower())
     loss = lambda mix: lambda params, x: jnp.sum(mix(params, x) ** 2)
