@@ -206,6 +206,22 @@ RULES["several that are told of zeros"] = told_of_zeros(True)
 RULES["several that are told of zeros, mixed"] = told_of_zeros(False)
 
 
+@jax.custom_jvp
+def alone(x, y):
+    return x * y
+
+
+def mixed_where_one_is_zero(primals, tangents):
+    (x, y), zeros = primals, jax.custom_derivatives.SymbolicZero
+    of_x, of_y = (0 if type(t) is zeros else t for t in tangents)
+    if any(type(t) is zeros for t in tangents):
+        of_x, of_y = (t if type(t) is int else t[::-1] for t in (of_x, of_y))
+    return alone(x, y), of_x * y + of_y * x
+
+
+alone.defjvp(mixed_where_one_is_zero, symbolic_zeros=True)
+
+
 @rule
 def calls_itself(w, x):
     return own(w)
@@ -654,3 +670,12 @@ def test_forward_mode_through_a_backward_rule_on_constant_arrays(kind, program, 
     got = jax.jvp(with_leaves, (leaves, X), (leaves, X))
     want = jax.jvp(functools.partial(fn, jaxrewrite.materialise(v)), (X,), (X,))
     assert_same(got, want, 1e-5)
+
+
+def test_rules_for_zeros_are_tried_with_each_choice_of_them():
+    """Where one tangent alone is zero, this rule leaves the diagonal."""
+    v, x = make("diagonal"), 1 + X**2
+    run = transform(lambda w, x: alone(w, x) @ x, materialise="allow")
+    got = jax.grad(lambda d: run(values.Diagonal(d), x).sum())(v.d)
+    want = jax.grad(lambda d: (alone(jnp.diag(d), x) @ x).sum())(v.d)
+    assert_same(got, want)

@@ -644,6 +644,10 @@ BAD = {
     "where chose none of the leaves: a.": lambda: quantise(
         {"a": S}, lambda path, _: path == "b"
     ),
+    r"chose none of the leaves: a/0(, a/\d+){19}\.?$": lambda: quantise(
+        {"a": [S] * 20}, lambda *_: False
+    ),
+    "a/19, and 1 more": lambda: quantise({"a": [S] * 21}, lambda *_: False),
     "bits is 'NF4'.*'nf4'": lambda: quantise({"a": S}, lambda *_: True, "NF4"),
     "bits is 'int8'.* 2 to 8": lambda: quantise({"a": S}, lambda *_: True, "int8"),
     "`a/b` can't": lambda: quantise({"a": {"b": Q}}, lambda *_: True),
