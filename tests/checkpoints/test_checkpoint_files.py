@@ -1,6 +1,7 @@
 """Files of `save`: whole or not at all, and read exactly or refused."""
 
 import json
+import os
 import struct
 
 import jax
@@ -92,3 +93,28 @@ def test_sharded_arrays_are_saved_whole_and_loaded_in_shards(tmp_path):
     back = load(tmp_path / "it", tree)
     assert back["x"].sharding == split
     same(back, tree)
+
+
+def test_files_of_a_folder_are_never_a_mixture_of_two(tmp_path, monkeypatch):
+    """If the process ends while they are replaced, the last is missing; one file is there always."""
+    from jaxrewrite.checkpoints._files import replacing
+
+    there, replace = [], os.replace
+
+    def watched(part, file):
+        there.append(last.exists())
+        replace(part, file)
+
+    monkeypatch.setattr(os, "replace", watched)
+    first, last = tmp_path / "first", tmp_path / "last"
+    for path in (first, last):
+        path.write_text("old")
+    with replacing(first, last) as parts:
+        for part in parts:
+            part.write_text("new")
+    assert there == [False, False]
+    with replacing(last) as part:
+        part.write_text("newest")
+    assert there[2:] == [True]
+    assert (first.read_text(), last.read_text()) == ("new", "newest")
+    assert {*tmp_path.iterdir()} == {first, last}

@@ -542,6 +542,18 @@ def test_arrays_alone(asked):
     assert asked == ["total"]
 
 
+def test_arrays_alone_in_one_branch(asked):
+    rules = jaxrewrite.Rules()
+
+    @rules.register(total)
+    def _(x: Array):
+        return 7 * x.sum()
+
+    choose = lambda p, x: lax.cond(p, total, lambda x: x[0, 0], x)
+    run = jaxrewrite.transform(choose, rules=rules)
+    assert (run(True, X), run(False, X)) == (7 * X.sum(), X[0, 0])
+
+
 def test_functions_that_call_one(asked):
     """Wrapped, partial and plain functions stand for the one that they call."""
     rules = jaxrewrite.Rules()

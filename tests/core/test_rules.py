@@ -533,6 +533,20 @@ def test_an_error_tells_whether_the_rule_had_its_operands_exchanged(rules):
         assert note.endswith(", mirrored.") == is_mirrored
 
 
+def test_what_a_rule_computes_is_under_the_policy_of_the_program(rules):
+    @rules.register("sin")
+    def _(v: A, **params):
+        return jaxrewrite.bind("cos", v)
+
+    run = lambda policy: jaxrewrite.transform(jnp.sin, rules=rules, materialise=policy)(
+        A(X)
+    )
+    with pytest.raises(jaxrewrite.MaterialisationError, match="'cos' on A"):
+        run("forbid")
+    for policy in ("allow", "cheapest"):
+        np.testing.assert_array_equal(run(policy), jnp.cos(X))
+
+
 def test_names_and_several_primitives_in_one_registration(rules):
     @rules.register("sin", lax.cos_p, "tan")
     def _(v: A, *, primitive, **params):

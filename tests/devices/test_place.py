@@ -403,6 +403,8 @@ def test_bad_rules(mesh):
     ):
         placed = place({"x": Opaque(jnp.ones(4))}, mesh, [("x", P("data"))])
     assert placed["x"].x.sharding.is_fully_replicated
+    with pytest.warns(UserWarning, match=r"a Tagged, .*Define Opaque.leaf_specs"):
+        place({"x": Tagged(Opaque(jnp.ones(4)), "tag")}, mesh, [("x", P("data"))])
 
 
 def test_what_no_type_can_split_is_whole(mesh):

@@ -288,6 +288,9 @@ def test_dropout_differs_from_layer_to_layer():
     scan = lambda layers, x: jax.lax.scan(lambda c, w: (c, c @ w), x, layers)[1]
     first, second = jaxrewrite.transform(scan, materialise="forbid")(layers, x)
     assert {0.0, 2.0} == set(np.unique(first)) and (first != second).any()
+    # There is one seed for each layer.
+    assert layers.a.seed.shape == (2, 1, 1)
+    assert dropout(Lora(W, A, B), 0.5, KEY).a.seed.shape == (1, 1)
 
 
 @pytest.mark.parametrize(
