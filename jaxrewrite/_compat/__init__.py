@@ -89,7 +89,6 @@ from .parameters import (
 )
 from .running import (
     UNSPECIFIED as UNSPECIFIED,
-    InconclusiveDimensionOperation as InconclusiveDimensionOperation,
     bind_eqn as bind_eqn,
     call_after as call_after,
     call_in_current_trace as call_in_current_trace,

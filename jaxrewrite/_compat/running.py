@@ -42,15 +42,15 @@ from jax._src.interpreters.partial_eval import DynamicJaxprTrace, DynamicJaxprTr
 
 # The markers in the parameters of a jit equation for shardings that are not specified.
 from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
-from jax.errors import InconclusiveDimensionOperation as InconclusiveDimensionOperation
+from jax.errors import InconclusiveDimensionOperation
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .jaxprs import name_of, open_jaxpr
 from .types import JAX_GE_0_11_1, Jaxpr, JaxprEqn, Literal
 
 
-def call_rule(rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The result of a rule. It declines where it compares sizes and the answer is not known.
+def call_rule(rule: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """The result of a rule, of a default or of a pattern's function. It declines where it compares sizes and the answer is not known.
 
     In `jax.export` sizes may be symbolic, which few rules think of.
     """

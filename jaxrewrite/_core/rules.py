@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax.numpy as jnp
+from jax.errors import InconclusiveDimensionOperation
 from multipledispatch.conflict import supercedes
 from multipledispatch.dispatcher import Dispatcher
 from multipledispatch.variadic import isvariadic
@@ -83,8 +84,8 @@ class Rule:
         own = {"primitive": primitive} if self.signature.takes_primitive else {}
         try:
             return self.fn(*arguments, **params, **own)
-        except _compat.InconclusiveDimensionOperation:
-            return NotImplemented  # What it asks of symbolic sizes has no one answer.
+        except InconclusiveDimensionOperation:  # As in `call_rule`, with one frame fewer.
+            return NotImplemented
         except Exception as error:
             add_note(error, f"jaxrewrite: raised by the rule {self}.")
             if isinstance(error, RecursionError):
@@ -102,8 +103,11 @@ class Rule:
         return getattr(self.fn, "__name__", "_").strip("_") or f"{primitive.name}_rule"
 
     def __str__(self) -> str:
-        code = getattr(written(self.fn), "__code__", None)
-        name = getattr(written(self.fn), "__qualname__", repr(self.fn))
+        fn = written(self.fn)
+        code, name = (
+            getattr(fn, "__code__", None),
+            getattr(fn, "__qualname__", repr(self.fn)),
+        )
         where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
         return f"{name}{where}" + (", mirrored" if self.mirrored else "")
 

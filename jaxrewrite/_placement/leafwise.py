@@ -65,8 +65,8 @@ def not_split(value: Value, place: Any) -> str:
     if not isinstance(place, NamedSharding):
         return "whose leaves are not split. Use a NamedSharding."
     specs = specs_of_leaves(tree_map(_compat.leaf_aval, value), place.spec)
-    cls = specs if isinstance(specs, type) else type(value)
-    return f"whose leaves are not split. {remedy(cls)}."
+    why = remedy(specs) if isinstance(specs, type) else "They have no equal parts"
+    return f"whose leaves are not split. {why}."
 
 
 def remedy(cls: type[Value]) -> str:

@@ -405,6 +405,16 @@ def test_bad_rules(mesh):
     assert placed["x"].x.sharding.is_fully_replicated
     with pytest.warns(UserWarning, match=r"a Tagged, .*Define Opaque.leaf_specs"):
         place({"x": Tagged(Opaque(jnp.ones(4)), "tag")}, mesh, [("x", P("data"))])
+    odd = Halves(jnp.ones(3))
+    with pytest.warns(UserWarning, match="'x', a Halves, .*They have no equal parts"):
+        place({"x": odd}, mesh, [("x", P("model"))])
+
+
+class Halves(Opaque):
+    """It says how it is split, and the leaf may have no equal parts where the array has."""
+
+    def leaf_specs(self, spec):
+        return Halves(spec)
 
 
 def test_what_no_type_can_split_is_whole(mesh):

@@ -378,14 +378,11 @@ def _convert(x: Unitful, *, primitive: Any, new_dtype: Any, **params: Any) -> An
     return bind_numbers(primitive, [x], units, {"new_dtype": new_dtype, **params})
 
 
-@annotation_rule(Unitful, "mul", "dot_general", "conv_general_dilated")
-def _multiply(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    return bind_numbers(primitive, (x, y), units_of(x) * units_of(y), params)
-
-
-@annotation_rule(Unitful, "ragged_dot_general")
-def _multiply_groups(x: Any, y: Any, sizes: Any, *, primitive: Any, **params: Any) -> Any:
-    return bind_numbers(primitive, (x, y, sizes), units_of(x) * units_of(y), params)
+@annotation_rule(
+    Unitful, "mul", "dot_general", "conv_general_dilated", "ragged_dot_general"
+)
+def _multiply(x: Any, y: Any, *sizes: Any, primitive: Any, **params: Any) -> Any:
+    return bind_numbers(primitive, (x, y, *sizes), units_of(x) * units_of(y), params)
 
 
 @annotation_rule(Unitful, "div")

@@ -36,13 +36,19 @@ class Groups(NamedTuple):
 
 
 def groups_of(
-    x: Any, y: Any, sizes: Any, numbers: lax.RaggedDotDimensionNumbers, *unknown: Any
+    x: Any,
+    y: Any,
+    sizes: Any,
+    *,
+    ragged_dot_dimension_numbers: lax.RaggedDotDimensionNumbers,
+    group_offset: Any,
+    out_sharding: Any,
+    **params: Any,
 ) -> Groups | None:
-    """The labels of a product, or ``None`` if it is another one, such as that of a derivative.
-
-    ``unknown`` are parameters that must be ``None``.
-    """
-    if not numbers.rhs_group_dimensions or any(z is not None for z in unknown):
+    """The labels of a product, or ``None`` if it is another one, such as that of a derivative."""
+    numbers = ragged_dot_dimension_numbers
+    is_placed = group_offset is not None or out_sharding is not None
+    if is_placed or not numbers.rhs_group_dimensions:
         return None
     named = labels(numbers.dot_dimension_numbers, jnp.ndim(x), jnp.ndim(y))
     (rows,), (group,) = (

@@ -98,14 +98,13 @@ def ragged_dot(
     v: LowRank,
     sizes: ArrayLike,
     *,
-    ragged_dot_dimension_numbers: Any,
-    group_offset: Any,
-    out_sharding: Any,
-    **params: Any,
+    precision: Any,
+    preferred_element_type: Any,
+    **numbers: Any,
 ) -> Any:
     """`jax.lax.ragged_dot` of rows and a stack of matrices of low rank."""
-    numbers = ragged_dot_dimension_numbers
-    groups = groups_of(x, v, sizes, numbers, group_offset, out_sharding)
+    groups = groups_of(x, v, sizes, **numbers)
+    params = {"precision": precision, "preferred_element_type": preferred_element_type}
     if groups is None or not inexact(jnp.zeros((), jnp.result_type(x, v.dtype))):
         return NotImplemented
     pair = tuple(Factor(f.x, tuple(by_axis(f, groups.y, RANK))) for f in factors(v))

@@ -37,25 +37,16 @@ def _(
     sizes: ArrayLike,
     *,
     primitive,
-    ragged_dot_dimension_numbers,
-    group_offset,
-    out_sharding,
     **params,
 ) -> Any:
-    numbers = ragged_dot_dimension_numbers
-    groups = groups_of(x, v, sizes, numbers, group_offset, out_sharding)
+    groups = groups_of(x, v, sizes, **params)
     if groups is None or v.sees_operands:
         return NotImplemented
     x, sizes = map(jnp.asarray, (x, sizes))
     terms = _terms_of_each(groups, **params).of(v, x)
 
     def multiply(x: Any, v: Coded, sizes: Any) -> Any:
-        numbers_and_places = {
-            "ragged_dot_dimension_numbers": numbers,
-            "group_offset": group_offset,
-            "out_sharding": out_sharding,
-        }
-        return primitive.bind(x, v.materialise(), sizes, **numbers_and_places, **params)
+        return primitive.bind(x, v.materialise(), sizes, **params)
 
     at_once = functools.partial(_compat.call_after, multiply)
     if v.size < _SMALLEST or may_be_split() or is_manual():
@@ -64,7 +55,9 @@ def _(
     return lax.platform_dependent(x, v, sizes, cpu=one_by_one, default=at_once)
 
 
-def _terms_of_each(groups: Groups, precision: Any, preferred_element_type: Any) -> Terms:
+def _terms_of_each(
+    groups: Groups, *, precision: Any, preferred_element_type: Any, **params: Any
+) -> Terms:
     of_weight = tuple(label for label in groups.y if label != groups.group)
     return Terms(of_weight, groups.x, groups.out, preferred_element_type, precision)
 

@@ -166,29 +166,17 @@ def _(
     sizes: ArrayLike,
     *,
     primitive,
-    ragged_dot_dimension_numbers,
-    group_offset,
-    out_sharding,
-    preferred_element_type,
     **params,
 ) -> Any:
     """Multiply each row before the product, or after it, by the numbers of its group."""
-    numbers = ragged_dot_dimension_numbers
-    groups = groups_of(x, v, sizes, numbers, group_offset, out_sharding)
+    groups = groups_of(x, v, sizes, **params)
     dtype = jnp.result_type(x, v)
-    wanted = preferred_element_type or dtype
+    wanted = params["preferred_element_type"] or dtype
     if groups is None or promoted(dtype, wanted) != wanted:
         return NotImplemented
     own = v.scaled_axes()
     along = tuple(label for i, label in enumerate(groups.y) if i in own)
-    multiply = lambda x: primitive.bind(
-        *(x, v.w, sizes),
-        ragged_dot_dimension_numbers=numbers,
-        group_offset=group_offset,
-        out_sharding=out_sharding,
-        preferred_element_type=preferred_element_type,
-        **params,
-    )
+    multiply = lambda x: primitive.bind(x, v.w, sizes, **params)
     factor = v.factor().squeeze([i for i in range(v.ndim) if i not in own])
     if {*along} <= {*groups.out, groups.group}:
         product = multiply(x)
