@@ -242,7 +242,7 @@ PLACED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*nothing defines what that means for its leaves")
+@pytest.mark.filterwarnings("ignore:.*whose leaves are not split")
 @pytest.mark.parametrize("name", choose.often(PLACED, ["Lora of Quantised", "NF4"]))
 def test_products_are_placed_on_explicit_axes(name):
     """A product over an axis that is split, and a kernel that heads are made of."""
