@@ -22,5 +22,6 @@ from . import (
     scan as scan,
     shard_map as shard_map,
     traced_anew as traced_anew,
+    triangles as triangles,
     while_loop as while_loop,
 )

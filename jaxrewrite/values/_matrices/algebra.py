@@ -107,7 +107,7 @@ class LinearAlgebra:
 
     def known_lower_part(self, k: int) -> Any:
         """The entries on and below the diagonal ``k``, as in `jax.numpy.tril`; a matrix."""
-        return NotImplemented
+        return self if k >= 0 and self.is_triangular(lower=True) else NotImplemented
 
     def transposed(self) -> Any:
         """The matrix with its last two axes exchanged."""
