@@ -222,18 +222,18 @@ def test_a_field_with_the_name_of_a_method_is_an_error(name):
     type("Declared", bases, {"__annotations__": {name: ClassVar[Callable[..., Any]]}})
 
 
-@pytest.mark.parametrize("name", ["outer", "materialise_policy"])
+@pytest.mark.parametrize(
+    "name", ["outer", "materialise_policy", "rules_see_values", "axes"]
+)
 def test_what_is_one_for_all_values_of_a_class_is_no_field(name):
-    bases = (jaxrewrite.ArrayValue,)
-    with pytest.raises(
-        TypeError, match=f"Each.{name} is a field, .* in the class, as in {name} ="
-    ):
-        type("Each", bases, {"__annotations__": {"x": jax.Array, name: float}})
-    type(
-        "Declared",
-        bases,
-        {"__annotations__": {name: float}, name: getattr(jaxrewrite.Value, name)},
-    )
+    bases, default = (jaxrewrite.ArrayValue,), getattr(jaxrewrite.ArrayValue, name)
+    message = f"Each.{name} is a field, .* without a type, as in {name} = {default!r}"
+    annotations = {"x": jax.Array, name: Any}
+    for members in ({}, {name: default}):
+        with pytest.raises(TypeError, match=message):
+            type("Each", bases, {"__annotations__": annotations, **members})
+    declared = {"__annotations__": {"x": jax.Array, name: ClassVar[Any]}, name: default}
+    type("Declared", bases, declared)
 
 
 def test_fields_may_have_the_names_of_what_is_looked_up_in_the_class():

@@ -438,6 +438,11 @@ class Tridiagonal(_Bands):
             self.upper * factors[..., :-1],
         )
 
+    def join(self, other: Any) -> Any:
+        if isinstance(other, OnDiagonal):
+            return Matrix.join(self, other)
+        return super().join(other)
+
     def plus(self, other: Any) -> Any:
         if isinstance(other, Tridiagonal):
             return jax.tree.map(jnp.add, self, other)

@@ -151,6 +151,16 @@ class Matrix(LinearAlgebra, Structured):
         """``self * other``, entry by entry, in closed form."""
         return NotImplemented
 
+    def join(self, other: Any) -> Any:
+        """The join with a matrix that takes this structure where it is added to zeros of it.
+
+        So does the identity, with which many a loop over matrices begins.
+        """
+        if self.entries is None or self.movable or not isinstance(other, Matrix):
+            return NotImplemented
+        same = closed_sum(self.map_entries(jnp.zeros_like), other)
+        return (self, same) if same_structure(self, same) else NotImplemented
+
     # --- entries and batch axes; right for types with entries as leaves ----------------------
 
     def cast(self, dtype: Any) -> Self | Any:

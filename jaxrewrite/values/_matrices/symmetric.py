@@ -140,10 +140,13 @@ class Symmetric(Matrix):
         return Symmetric(leaf_tangents.x)
 
     def join(self, other: Any) -> Any:
-        # They differ in what is known of their signs.
-        if not isinstance(other, Symmetric):
-            return super().join(other)
-        return Symmetric(self.x), Symmetric(other.x)
+        # What is known of their signs differs.
+        v = Symmetric(self.x)
+        return (
+            (v, Symmetric(other.x))
+            if isinstance(other, Symmetric)
+            else Matrix.join(v, other)
+        )
 
     def lift_tangent(self, tangent: Any) -> Any:
         # If the array is symmetric for all leaves, so is its tangent.

@@ -24,7 +24,7 @@ from .._base.structured import (
 )
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, on_axis
-from .monomial import sorted_svd, svd_of_spectrum
+from .monomial import Identity, ScalarMatrix, sorted_svd, svd_of_spectrum
 
 
 class Toeplitz(Matrix):
@@ -188,6 +188,12 @@ class Toeplitz(Matrix):
             return NotImplemented
         return self.map_entries(jnp.add, other.as_toeplitz())
 
+    def join(self, other: Any) -> Any:
+        if not isinstance(other, (Identity, ScalarMatrix)):
+            return super().join(other)
+        column = _first_column(other)
+        return self, Toeplitz(column, column)
+
     def hadamard(self, other: Any) -> Any:
         if not isinstance(other, Circulant):
             return NotImplemented
@@ -321,6 +327,11 @@ class Circulant(Matrix):
             return NotImplemented
         return Circulant(self.apply(other.column, other.column.ndim - 1))
 
+    def join(self, other: Any) -> Any:
+        if not isinstance(other, (Identity, ScalarMatrix)):
+            return super().join(other)
+        return self, Circulant(_first_column(other))
+
     def plus(self, other: Any) -> Any:
         if not isinstance(other, Circulant):
             return NotImplemented
@@ -369,6 +380,11 @@ class Circulant(Matrix):
     def known_eigenvalues(self) -> Any:
         column = as_inexact(self.column)
         return _fourier(jnp.fft.fft, column.astype(_wide(column.dtype)))
+
+
+def _first_column(v: Identity | ScalarMatrix) -> Any:
+    diagonal = v.diagonal()
+    return jnp.where(jnp.arange(v.rows) == 0, diagonal, 0)
 
 
 class _Fourier(Matrix):

@@ -222,7 +222,7 @@ def test_stacks(name, bulk):
     [
         (Identity(4), Diagonal),
         (Diagonal(jnp.arange(1.0, 5.0)), Diagonal),
-        (Tridiagonal(jnp.ones(3), jnp.arange(4.0), jnp.ones(3)), Banded),
+        (Tridiagonal(jnp.ones(3), jnp.arange(4.0), jnp.ones(3)), Tridiagonal),
         (Circulant(jnp.arange(4.0)), None),
     ],
     ids=["identity", "alike", "bands", "no join"],
