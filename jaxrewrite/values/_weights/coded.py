@@ -30,7 +30,22 @@ from .._base.sizes import is_at_most
 from .._base.structured import Structured
 
 
-class Coded(Structured):
+class Multiplied(Structured):
+    """Base class of arrays with multipliers, each of which the entries of a block share."""
+
+    _is_base: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def map_scales(self, change: Callable[[Any], Any]) -> Self:
+        """This array with its multipliers changed by a function.
+
+        The function is linear and acts on each entry separately. It may return a finer grid
+        of blocks and another floating dtype. Apply it to all fields in which the multipliers
+        are linear.
+        """
+
+
+class Coded(Multiplied):
     r"""Base class of quantisation formats: ``levels()`` times ``scale_of_blocks()``.
 
     The first field of a subclass holds the codes, in the shape of the array. The other
@@ -104,15 +119,6 @@ class Coded(Structured):
     @abc.abstractmethod
     def scale_of_blocks(self) -> jax.Array:
         """The number that multiplies the levels of each block, in this array's dtype."""
-
-    @abc.abstractmethod
-    def map_scales(self, change: Callable[[Any], Any]) -> Self:
-        """This array with `scale_of_blocks` changed by a function.
-
-        The function is linear and acts on each entry separately. It may return a finer grid
-        of blocks and another floating dtype. Apply it to all fields in which the scales are
-        linear.
-        """
 
     def encoded(self, x: jax.Array, sizes: Sequence[int]) -> Any:
         """Another array in this format, rounded in blocks of these sizes along its axes.
@@ -324,11 +330,7 @@ def relative(x: Any, shared: Any) -> Any:
 
 
 @jaxrewrite.register("squeeze", "dynamic_slice", "gather")
-def _(v: Coded, *indices: ArrayLike, primitive: Any, **params: Any) -> Any:
-    return weights_or_rows(v, *indices, primitive=primitive, **params)
-
-
-def weights_or_rows(v: Any, *indices: ArrayLike, primitive: Any, **params: Any) -> Any:
+def _(v: Multiplied, *indices: ArrayLike, primitive: Any, **params: Any) -> Any:
     """Rows that are looked up in a table are activations, so they become dense.
 
     Matrices that are taken from a stack are still weights, so they keep their form.
@@ -417,17 +419,17 @@ def _(v: Coded, *, axis, **params) -> Any:
 
 
 @jaxrewrite.register("neg")
-def _(v: Coded, **params) -> Any:
+def _(v: Multiplied, **params) -> Any:
     return v.map_scales(jnp.negative)
 
 
 @jaxrewrite.register("mul", exchange="operands")
-def _(v: Coded, c: ArrayLike, **params) -> Any:
+def _(v: Multiplied, c: ArrayLike, **params) -> Any:
     return rescaled(v, jnp.multiply, c, **params)
 
 
 @jaxrewrite.register("div")
-def _(v: Coded, c: ArrayLike, **params) -> Any:
+def _(v: Multiplied, c: ArrayLike, **params) -> Any:
     return rescaled(v, jnp.divide, c, **params)
 
 
