@@ -11,8 +11,9 @@ each leaf separately.
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Container, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -35,14 +36,15 @@ class Multiplied(Structured):
 
     _is_base: ClassVar[bool] = True
 
-    @abc.abstractmethod
     def map_scales(self, change: Callable[[Any], Any]) -> Self:
         """This array with its multipliers changed by a function.
 
         The function is linear and acts on each entry separately. It may return a finer grid
         of blocks and another floating dtype. Apply it to all fields in which the multipliers
-        are linear.
+        are linear: by default that is the field ``scale``.
         """
+        own: Any = self
+        return cast(Self, dataclasses.replace(own, scale=change(own.scale)))
 
 
 class Coded(Multiplied):
@@ -51,9 +53,10 @@ class Coded(Multiplied):
     The first field of a subclass holds the codes, in the shape of the array. The other
     fields hold what the entries of a block share. They have as many axes as the codes, and
     the length of each axis divides the length of that axis of the codes. A subclass defines
-    the three methods below. Then transposes, reshapes, slices, stacks, lookups, scaling,
-    casts, products and convolutions keep the array quantised, or they dequantise only what
-    they need. No float copy outlives a product.
+    ``levels``, and if it has no field ``scale`` with what multiplies them, ``scale_of_blocks``
+    and ``map_scales``. Then transposes, reshapes, slices, stacks, lookups, scaling, casts,
+    products and convolutions keep the array quantised, or they dequantise only what they
+    need. No float copy outlives a product.
 
     Attributes
     ----------
@@ -65,17 +68,13 @@ class Coded(Multiplied):
     --------
     One bit an entry and one scale a block, as in XNOR-Net:
 
-    >>> import dataclasses, jax, jax.numpy as jnp, jaxrewrite
+    >>> import jax, jax.numpy as jnp, jaxrewrite
     >>> from jaxrewrite import values
     >>> class Signs(values.Coded):
     ...     is_negative: jax.Array  # bool[n, m]
     ...     scale: jax.Array  # float[k, l]
     ...     def levels(self):
     ...         return jnp.where(self.is_negative, -1, 1).astype(self.scale.dtype)
-    ...     def scale_of_blocks(self):
-    ...         return self.scale
-    ...     def map_scales(self, change):
-    ...         return dataclasses.replace(self, scale=change(self.scale))
     >>> v = Signs(jnp.array([[True, False], [False, False]]), jnp.array([[2.0, 3.0]]))
     >>> jnp.ones(2) @ (v / 2)
     Array([0., 3.], dtype=float32)
@@ -116,9 +115,13 @@ class Coded(Multiplied):
         """
         return None
 
-    @abc.abstractmethod
     def scale_of_blocks(self) -> jax.Array:
-        """The number that multiplies the levels of each block, in this array's dtype."""
+        """The number that multiplies the levels of each block, in this array's dtype.
+
+        By default it is the field ``scale``.
+        """
+        own: Any = self
+        return cast(jax.Array, own.scale)
 
     def encoded(self, x: jax.Array, sizes: Sequence[int]) -> Any:
         """Another array in this format, rounded in blocks of these sizes along its axes.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,9 +76,6 @@ class Rescaled(Multiplied):
 
     def materialise(self) -> Any:
         return blockwise(jnp.multiply, self.w, self.scale.astype(self.w.dtype))
-
-    def map_scales(self, change: Callable[[Any], Any]) -> Self:
-        return dataclasses.replace(self, scale=change(self.scale))
 
     def join(self, other: Any) -> Any:
         if not isinstance(other, Rescaled):
