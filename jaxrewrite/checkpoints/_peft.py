@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._files import read_tensors, replacing, write_tensors
+from ._safetensors import table_in
 from ._starts import start_of
 
 
@@ -230,14 +231,7 @@ def _of(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
 
 def read_config(path: pathlib.Path) -> dict[str, Any]:
     """The configuration of an adapter of any kind."""
-    if not path.is_file():
-        raise FileNotFoundError(f"load_adapter: there is no file {path}.")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"load_adapter: {path} is not whole JSON: {error}.") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"load_adapter: {path} is no table of fields.")
+    config = table_in(path, "load_adapter")
     if config.get("bias", "none") != "none":
         raise ValueError(
             f"load_adapter: {path} has bias={config['bias']!r}; adapters that train biases are not "

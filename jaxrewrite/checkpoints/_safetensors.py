@@ -51,15 +51,16 @@ class Stored(NamedTuple):
             )
 
 
-def table_in(file: pathlib.Path) -> dict[str, Any]:
+def table_in(file: pathlib.Path, reader: str = "load_hf") -> dict[str, Any]:
+    """The table in a file of JSON."""
     if not file.is_file():
-        raise FileNotFoundError(f"load_hf: there is no file {file}.")
+        raise FileNotFoundError(f"{reader}: there is no file {file}.")
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"load_hf: {file} is not whole JSON: {error}.") from error
+        raise ValueError(f"{reader}: {file} is not whole JSON: {error}.") from error
     if not isinstance(found, dict):
-        raise ValueError(f"load_hf: {file} holds no table.")
+        raise ValueError(f"{reader}: {file} holds no table.")
     return found
 
 

@@ -510,49 +510,37 @@ def _(x: Constant, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
 # --- rules for zeros ------------------------------------------------------------------------
 
 
-@register(*primitives.ZERO_PRESERVING, "cumsum", "cumprod", "fft", "reduce_precision")
-def _(v: Zero, *, primitive: Any, **params: Any) -> Any:
-    result = _result(primitive, params, v)
+def _zeros(primitive: Any, params: Any, *operands: Any) -> Zero:
+    result = _result(primitive, params, *operands)
     return Zero(result.shape, result.dtype)
 
 
-@register("convert_element_type")
-def _(v: Zero, *, new_dtype: Any, **params: Any) -> Any:
-    return Zero(v.shape, new_dtype)
-
-
-@register("integer_pow")
-def _(v: Zero, *, y: int) -> Any:
-    return v if y > 0 else NotImplemented
-
-
-@register("reduce_sum")
+@register(*primitives.ZERO_PRESERVING, "cumsum", "cumprod", "fft", "reduce_precision")
+@register("convert_element_type", "reduce_sum")
 def _(v: Zero, *, primitive: Any, **params: Any) -> Any:
-    return v.of(_result(primitive, params, v).shape)
+    return _zeros(primitive, params, v)
 
 
 _BILINEAR = ("mul", "dot_general", "conv_general_dilated")
 
 
+@register(*primitives.ADDITIVE, *_BILINEAR, "pad", types=(Zero, Zero))
 @register(*_BILINEAR, types=(Zero, Array | Uniform), exchange="types")
 @register(*_BILINEAR, exchange="types")
 def _(x: Zero, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    result = _result(primitive, params, x, y)
-    return Zero(result.shape, result.dtype)
-
-
-@register(*_BILINEAR)
-def _(v: Zero, w: Zero, *, primitive: Any, **params: Any) -> Any:
-    result = _result(primitive, params, v, w)
-    return Zero(result.shape, result.dtype)
+    return _zeros(primitive, params, x, y)
 
 
 @register("ragged_dot_general", types=(Zero, Array | ArrayValue, Array))
 @register("ragged_dot_general", types=(Array | ArrayValue, Zero, Array))
 @register("ragged_dot_general", types=(Zero, Zero, Array))
 def _(x: Any, y: Any, sizes: Array, *, primitive: Any, **params: Any) -> Any:
-    result = _result(primitive, params, x, y, sizes)
-    return Zero(result.shape, result.dtype)
+    return _zeros(primitive, params, x, y, sizes)
+
+
+@register("integer_pow")
+def _(v: Zero, *, y: int) -> Any:
+    return v if y > 0 else NotImplemented
 
 
 @register(*primitives.BINARY, exchange="types")
@@ -566,16 +554,11 @@ def _(x: Zero, y: Literal, *, primitive: Any, **params: Any) -> Any:
     return repeated(bind(primitive, *map(jnp.asarray, numbers), **params), v.shape)
 
 
-@register("add", "add_any", "sub")
-def _(v: Zero, w: Zero, **params: Any) -> Any:
-    return v.of(jnp.broadcast_shapes(v.shape, w.shape))
-
-
 def _added(x: Any, shape: tuple[int, ...]) -> Any:
     return x if x.shape == shape else transform(lambda x: jnp.broadcast_to(x, shape))(x)
 
 
-@register("add", "add_any", "sub", exchange="types")
+@register(*primitives.ADDITIVE, exchange="types")
 def _(x: Zero, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
     shape = jnp.broadcast_shapes(x.shape, y.shape)
     if isinstance(y, Zero):
@@ -596,11 +579,6 @@ def _(x: Array, indices: Array, v: Zero, **params: Any) -> Any:
 @register("dynamic_update_slice")
 def _(v: Zero, update: Zero, *indices: Array) -> Any:
     return v
-
-
-@register("pad")
-def _(v: Zero, padding: Zero, *, primitive: Any, **params: Any) -> Any:
-    return v.of(_result(primitive, params, v, padding).shape)
 
 
 @register(*_OTHERS, exchange="types")

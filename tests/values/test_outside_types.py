@@ -1,7 +1,5 @@
 """Types that use only public names pass the same oracle as the ready types."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,12 +55,6 @@ class Ternary(values.Coded):
 
     def levels(self):
         return self.codes.astype(self.scale.dtype)
-
-    def scale_of_blocks(self):
-        return self.scale
-
-    def map_scales(self, change):
-        return dataclasses.replace(self, scale=change(self.scale))
 
 
 class Stamped(values.Structured):

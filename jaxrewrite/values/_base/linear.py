@@ -89,14 +89,18 @@ def multiply_by_parts(x: Any, y: Any, params: dict[str, Any]) -> bool:
 _BILINEAR = ("dot_general", "mul", "conv_general_dilated")
 
 
-@register(*_BILINEAR, types=(Linear, Linear))
-@register(*_BILINEAR, exchange="types")
-def _(x: Linear, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+def _multiplied(primitive: Any, x: Any, y: Any, *sizes: Array, **params: Any) -> Any:
     if not multiply_by_parts(x, y, params):
         return NotImplemented
     if isinstance(x, Linear):
-        return x.map_parts(lambda part: bind(primitive, part, y, **params))
-    return y.map_parts(lambda part: bind(primitive, x, part, **params))
+        return x.map_parts(lambda part: bind(primitive, part, y, *sizes, **params))
+    return y.map_parts(lambda part: bind(primitive, x, part, *sizes, **params))
+
+
+@register(*_BILINEAR, types=(Linear, Linear))
+@register(*_BILINEAR, exchange="types")
+def _(x: Linear, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    return _multiplied(primitive, x, y, **params)
 
 
 @register("ragged_dot_general", types=(Linear, Array | ArrayValue, Array))
@@ -104,8 +108,4 @@ def _(x: Linear, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any
 @register("ragged_dot_general", types=(Linear, Linear, Array))
 def _(x: Any, y: Any, sizes: Array, *, primitive: Any, **params: Any) -> Any:
     """The parts have the same groups."""
-    if not multiply_by_parts(x, y, params):
-        return NotImplemented
-    if isinstance(x, Linear):
-        return x.map_parts(lambda part: bind(primitive, part, y, sizes, **params))
-    return y.map_parts(lambda part: bind(primitive, x, part, sizes, **params))
+    return _multiplied(primitive, x, y, sizes, **params)

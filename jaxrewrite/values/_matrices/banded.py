@@ -263,17 +263,13 @@ class Banded(_Bands):
     def is_triangular(self, lower: bool) -> bool:
         return not (self.upper if lower else self.lower)
 
-    def _flipped(self) -> Banded:
-        """The matrix with its rows and columns in reverse order."""
-        return Banded(self.bands[..., ::-1, ::-1], lower=self.upper, upper=self.lower)
-
     def _rows(self) -> Any:
         r"""The rows from column i - l to column i + u, of shape (\*batch, n, k)."""
         return jnp.swapaxes(self.transposed().bands, -1, -2)
 
     def _solve(self, b: Any) -> Any:
         if self.lower and not self.upper:
-            return self._flipped()._solve(b[..., ::-1, :])[..., ::-1, :]
+            return self.reversed()._solve(b[..., ::-1, :])[..., ::-1, :]
         solve = functools.partial(_solve_rows, lower=self.lower)
         for _ in self.batch:
             solve = jax.vmap(solve)

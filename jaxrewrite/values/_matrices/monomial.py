@@ -283,9 +283,6 @@ class Identity(OnDiagonal):
         others = tuple(x.as_multiple() if isinstance(x, Identity) else x for x in others)
         return self.as_multiple().map_entries(fn, *others)
 
-    def scaled_rows(self, factors: Any) -> Any:
-        return Diagonal(factors)
-
     def times(self, other: Any) -> Any:
         return other
 

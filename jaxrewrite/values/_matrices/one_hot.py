@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -45,9 +46,9 @@ class Rows(Matrix):
         r"""The entries, of shape (\*batch, n)."""
         raise NotImplementedError(f"{type(self).__name__}.weights")
 
-    def moved(self, fn: Callable[[Any], Any]) -> Any:
-        """The matrix after a function that acts on each leaf, which has one entry a row."""
-        raise NotImplementedError(f"{type(self).__name__}.moved")
+    def transposed(self) -> Any:
+        held: Any = self
+        return dataclasses.replace(held, axis=-3 - self.axis)
 
     def weighted(self, x: Any, axis: int) -> Any:
         """An array with its rows, along an axis, multiplied by the entries."""
@@ -235,17 +236,11 @@ class OneHot(Rows):
     def weighted(self, x: Any, axis: int) -> Any:
         return x
 
-    def transposed(self) -> Any:
-        return OneHot(self.indices, self.classes, -3 - self.axis, self.of_dtype)
-
     def tangent(self, leaf_tangents: Any) -> Any:
         return NotImplemented  # The tangent of integers is float0, not a one-hot matrix.
 
     def lift_tangent(self, tangent: Any) -> Any:
         return NotImplemented
-
-    def moved(self, fn: Callable[[Any], Any]) -> Any:
-        return OneHot(fn(self.indices), self.classes, self.axis, self.of_dtype)
 
     def cast(self, dtype: Any) -> Any:
         return OneHot(self.indices, self.classes, self.axis, dtype)
@@ -315,12 +310,6 @@ class Picked(Rows):
     def weights(self) -> Any:
         return self.values
 
-    def transposed(self) -> Any:
-        return Picked(self.values, self.indices, self.classes, -3 - self.axis)
-
-    def moved(self, fn: Callable[[Any], Any]) -> Any:
-        return Picked(fn(self.values), fn(self.indices), self.classes, self.axis)
-
 
 def _check(v: Any) -> None:
     name = type(v).__name__
@@ -389,18 +378,16 @@ def _(v: Rows, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
     if v.axis == -2 or not whole or limit_indices[-2] - start_indices[-2] == 1:
         return NotImplemented
     rows = [tuple(those[:-1]) for those in (start_indices, limit_indices, strides)]
-    return v.moved(lambda x: lax.slice(x, *rows))
+    return jax.tree.map(lambda x: lax.slice(x, *rows), v)
 
 
 @register("dynamic_slice")
 def _(v: Rows, *starts: Array, slice_sizes: Any) -> Any:
     if v.axis == -2 or slice_sizes[-1] != v.classes or slice_sizes[-2] == 1:
         return NotImplemented
-    return v.moved(
-        lambda x: lax.dynamic_slice(
-            x, starts[:-1], slice_sizes[:-1], allow_negative_indices=False
-        )
-    )
+    rows = starts[:-1], slice_sizes[:-1]
+    cut = lambda x: lax.dynamic_slice(x, *rows, allow_negative_indices=False)
+    return jax.tree.map(cut, v)
 
 
 @register("gather")
@@ -417,7 +404,7 @@ def _(
         return NotImplemented
     numbers = dimension_numbers._replace(offset_dims=())
     params = params | {"dimension_numbers": numbers, "slice_sizes": (1,)}
-    return v.moved(lambda x: bind("gather", x, at, **params))
+    return jax.tree.map(lambda x: bind("gather", x, at, **params), v)
 
 
 @register("concatenate")

@@ -222,13 +222,6 @@ class Product(Matrix):
             vh = times(vh, _like(factor, vh))
         return u, size, vh
 
-    def scaled_rows(self, factors: Any) -> Any:
-        first, *rest = self.factors
-        if not isinstance(first, Matrix):
-            return NotImplemented
-        first = on_fields(lambda first, x: first.scaled_rows(x), first, factors)
-        return NotImplemented if first is NotImplemented else Product((first, *rest))
-
 
 @register("conj")
 def _(v: Product, **params: Any) -> Any:

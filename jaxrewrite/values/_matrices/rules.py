@@ -39,7 +39,7 @@ from .matrix import Matrix, closed_sum, negated, swapped
 from .monomial import Diagonal
 from .product import matrix_product
 from .scaled import Scaled
-from .sum import Sum
+from .sum import Sum, sum_of
 
 
 # --- products ---------------------------------------------------------------------------
@@ -129,40 +129,34 @@ def _(x: Matrix, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
     return lazily(Sum((x, y)) if closed is NotImplemented else closed)
 
 
-@register(*primitives.ADDITIVE)
-def _(v: Matrix, x: Array, *, primitive: Any, **params: Any) -> Any:
-    return _sum_with_array(v, x, primitive.name, False)
-
-
-@register(*primitives.ADDITIVE)
-def _(x: Array, v: Matrix, *, primitive: Any, **params: Any) -> Any:
-    return _sum_with_array(v, x, primitive.name, True)
-
-
-def _sum_with_array(v: Matrix, x: Any, name: str, reflected: bool) -> Any:
+@register(*primitives.ADDITIVE, exchange="types")
+def _(x: Matrix, y: Array, *, primitive: Any, **params: Any) -> Any:
     """A sum with a dense array of the whole size is dense: it takes no more room."""
-    if is_number(x):
-        return _with_number(v, x, name, reflected)
+    v: Any = x if isinstance(x, Matrix) else y
+    other = y if v is x else x
+    if is_number(other):
+        return _with_number(primitive, x, y) if v.entries == "all" else NotImplemented
     if v.entries is not None:
-        if jnp.shape(x) != v.shape:
+        if jnp.shape(other) != v.shape:
             return NotImplemented
-        dense = v.materialise()
-        if name != "sub":
-            return dense + x
-        return x - dense if reflected else dense - x
-    x = jnp.broadcast_to(x, v.shape)
-    if name == "sub":
-        return Sum((negated(v), x)) if reflected else Sum((v, -x))
-    return Sum((v, x))
+        return primitive.bind(*(z.materialise() if z is v else z for z in (x, y)))
+    first, last = (
+        z if isinstance(z, Matrix) else jnp.broadcast_to(z, v.shape) for z in (x, y)
+    )
+    return sum_of([first, negated(last) if primitive.name == "sub" else last])
 
 
-def _with_number(v: Matrix, x: Any, name: str, reflected: bool) -> Any:
-    if v.entries != "all":
-        return NotImplemented
-    x = jnp.reshape(x, ())
-    if name != "sub":
-        return v.map_entries(lambda a: a + x)
-    return v.map_entries(lambda a: x - a if reflected else a - x)
+def _with_number(primitive: Any, x: Any, y: Any, **params: Any) -> Any:
+    """A function of the entries of a matrix, one of the operands, and of a number."""
+
+    def apply(entries: Any) -> Any:
+        one = [1] * entries.ndim
+        operands = (
+            entries if isinstance(z, Matrix) else jnp.reshape(z, one) for z in (x, y)
+        )
+        return bind(primitive, *operands, **params)
+
+    return (x if isinstance(x, Matrix) else y).map_entries(apply)
 
 
 # --- entry by entry ---------------------------------------------------------------------
@@ -217,50 +211,34 @@ _NONLINEAR = [
 ]
 
 
-@register(*_NONLINEAR)
-def _(v: Matrix, x: Array, *, primitive: Any, **params: Any) -> Any:
-    if v.entries == "all" and is_number(x):
-        return v.map_entries(lambda a: bind(primitive, *_full(a, x), **params))
-    if primitive.name != "div" or not inexact(v):
+@register(*_NONLINEAR, exchange="types")
+def _(x: Matrix, y: Array, *, primitive: Any, **params: Any) -> Any:
+    v, other = (x, y) if isinstance(x, Matrix) else (y, x)
+    if v.entries == "all" and is_number(other):
+        return _with_number(primitive, x, y, **params)
+    if primitive.name != "div" or v is y or not inexact(v):
         return NotImplemented
-    if is_number(x):
+    if is_number(y):
         # A division of zeros by zero or NaN gives NaN. `Scaled` keeps the inverse, so that
         # its product with zeros does, too.
-        return Scaled(v, 1 / jnp.reshape(x, ()))
-    if v.entries is not None and jnp.shape(x) == v.shape:
-        return v.materialise() / x
+        return Scaled(v, 1 / jnp.reshape(y, ()))
+    if v.entries is not None and jnp.shape(y) == v.shape:
+        return v.materialise() / y
     return NotImplemented
 
 
-@register(*_NONLINEAR)
-def _(x: Array, v: Matrix, *, primitive: Any, **params: Any) -> Any:
-    if v.entries == "all" and is_number(x):
-        return v.map_entries(lambda a: bind(primitive, *_full(a, x)[::-1], **params))
-    return NotImplemented
-
-
-def _full(a: Any, x: Any) -> tuple[Any, Any]:
-    return a, jnp.broadcast_to(jnp.reshape(x, ()), a.shape)
-
-
-@register(*primitives.BINARY)
-def _(v: Matrix, x: Literal, *, primitive: Any, **params: Any) -> Any:
+@register(*primitives.BINARY, exchange="types")
+def _(x: Matrix, y: Literal, *, primitive: Any, **params: Any) -> Any:
     """The other operand is a number in the program, so zeros may be known to stay zeros."""
-    number = number_of(x)
-    if _keeps_entries(v, primitive, params, _zero(v), number):
-        return v.map_entries(lambda a: bind(primitive, *_full(a, number), **params))
-    if v.entries is None and primitive.name in ("mul", "div") and inexact(v):
+    v, literal = (x, y) if isinstance(x, Matrix) else (y, x)
+    number = number_of(literal)
+    zeros = (_zero(v) if z is v else number for z in (x, y))
+    if _keeps_entries(v, primitive, params, *zeros):
+        operands = (v if z is v else number for z in (x, y))
+        return _with_number(primitive, *operands, **params)
+    is_multiple = primitive.name == "mul" or (primitive.name == "div" and v is x)
+    if v.entries is None and is_multiple and inexact(v):
         return _by_number(v, number if primitive.name == "mul" else inverse_of(number))
-    return NotImplemented
-
-
-@register(*primitives.BINARY)
-def _(x: Literal, v: Matrix, *, primitive: Any, **params: Any) -> Any:
-    number = number_of(x)
-    if _keeps_entries(v, primitive, params, number, _zero(v)):
-        return v.map_entries(lambda a: bind(primitive, *_full(a, number)[::-1], **params))
-    if v.entries is None and primitive.name == "mul" and inexact(v):
-        return _by_number(v, number)
     return NotImplemented
 
 

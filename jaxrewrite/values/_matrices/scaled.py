@@ -28,7 +28,7 @@ from .algebra import (
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .lazily import lazily
-from .matrix import negated, swapped
+from .matrix import negated
 from .sum import Sum, sum_of
 
 
@@ -278,9 +278,6 @@ class Scaled(LinearAlgebra, Linear):
             return self.scale
         factor = self.factor()
         return factor.reshape(factor.shape[: factor.ndim - 2 + more])
-
-    def transposed(self) -> Any:
-        return self._of(swapped(self.x))
 
     def solve(self, x: Any, axis: int) -> Any:
         if not self.solvable:

@@ -27,7 +27,7 @@ from .algebra import (
     trace_of,
 )
 from .lazily import lazily
-from .matrix import closed_sum, negated, swapped
+from .matrix import closed_sum, negated
 from .monomial import sorted_svd
 
 
@@ -139,9 +139,6 @@ class Sum(LinearAlgebra, Linear):
     @property
     def batch(self) -> tuple[int, ...]:
         return self.shape[:-2]
-
-    def transposed(self) -> Any:
-        return self.map_parts(swapped)
 
     def _solver(self) -> SumSolver | None:
         solvers = (find(self) for find in _solvers) if is_square(self) else ()

@@ -11,8 +11,9 @@ each leaf separately.
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Container, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,15 +31,32 @@ from .._base.sizes import is_at_most
 from .._base.structured import Structured
 
 
-class Coded(Structured):
+class Multiplied(Structured):
+    """Base class of arrays with multipliers, each of which the entries of a block share."""
+
+    _is_base: ClassVar[bool] = True
+
+    def map_scales(self, change: Callable[[Any], Any]) -> Self:
+        """This array with its multipliers changed by a function.
+
+        The function is linear and acts on each entry separately. It may return a finer grid
+        of blocks and another floating dtype. Apply it to all fields in which the multipliers
+        are linear: by default that is the field ``scale``.
+        """
+        own: Any = self
+        return cast(Self, dataclasses.replace(own, scale=change(own.scale)))
+
+
+class Coded(Multiplied):
     r"""Base class of quantisation formats: ``levels()`` times ``scale_of_blocks()``.
 
     The first field of a subclass holds the codes, in the shape of the array. The other
     fields hold what the entries of a block share. They have as many axes as the codes, and
     the length of each axis divides the length of that axis of the codes. A subclass defines
-    the three methods below. Then transposes, reshapes, slices, stacks, lookups, scaling,
-    casts, products and convolutions keep the array quantised, or they dequantise only what
-    they need. No float copy outlives a product.
+    ``levels``, and if it has no field ``scale`` with what multiplies them, ``scale_of_blocks``
+    and ``map_scales``. Then transposes, reshapes, slices, stacks, lookups, scaling, casts,
+    products and convolutions keep the array quantised, or they dequantise only what they
+    need. No float copy outlives a product.
 
     Attributes
     ----------
@@ -50,17 +68,13 @@ class Coded(Structured):
     --------
     One bit an entry and one scale a block, as in XNOR-Net:
 
-    >>> import dataclasses, jax, jax.numpy as jnp, jaxrewrite
+    >>> import jax, jax.numpy as jnp, jaxrewrite
     >>> from jaxrewrite import values
     >>> class Signs(values.Coded):
     ...     is_negative: jax.Array  # bool[n, m]
     ...     scale: jax.Array  # float[k, l]
     ...     def levels(self):
     ...         return jnp.where(self.is_negative, -1, 1).astype(self.scale.dtype)
-    ...     def scale_of_blocks(self):
-    ...         return self.scale
-    ...     def map_scales(self, change):
-    ...         return dataclasses.replace(self, scale=change(self.scale))
     >>> v = Signs(jnp.array([[True, False], [False, False]]), jnp.array([[2.0, 3.0]]))
     >>> jnp.ones(2) @ (v / 2)
     Array([0., 3.], dtype=float32)
@@ -101,18 +115,13 @@ class Coded(Structured):
         """
         return None
 
-    @abc.abstractmethod
     def scale_of_blocks(self) -> jax.Array:
-        """The number that multiplies the levels of each block, in this array's dtype."""
+        """The number that multiplies the levels of each block, in this array's dtype.
 
-    @abc.abstractmethod
-    def map_scales(self, change: Callable[[Any], Any]) -> Self:
-        """This array with `scale_of_blocks` changed by a function.
-
-        The function is linear and acts on each entry separately. It may return a finer grid
-        of blocks and another floating dtype. Apply it to all fields in which the scales are
-        linear.
+        By default it is the field ``scale``.
         """
+        own: Any = self
+        return cast(jax.Array, own.scale)
 
     def encoded(self, x: jax.Array, sizes: Sequence[int]) -> Any:
         """Another array in this format, rounded in blocks of these sizes along its axes.
@@ -324,11 +333,7 @@ def relative(x: Any, shared: Any) -> Any:
 
 
 @jaxrewrite.register("squeeze", "dynamic_slice", "gather")
-def _(v: Coded, *indices: ArrayLike, primitive: Any, **params: Any) -> Any:
-    return weights_or_rows(v, *indices, primitive=primitive, **params)
-
-
-def weights_or_rows(v: Any, *indices: ArrayLike, primitive: Any, **params: Any) -> Any:
+def _(v: Multiplied, *indices: ArrayLike, primitive: Any, **params: Any) -> Any:
     """Rows that are looked up in a table are activations, so they become dense.
 
     Matrices that are taken from a stack are still weights, so they keep their form.
@@ -417,17 +422,17 @@ def _(v: Coded, *, axis, **params) -> Any:
 
 
 @jaxrewrite.register("neg")
-def _(v: Coded, **params) -> Any:
+def _(v: Multiplied, **params) -> Any:
     return v.map_scales(jnp.negative)
 
 
 @jaxrewrite.register("mul", exchange="operands")
-def _(v: Coded, c: ArrayLike, **params) -> Any:
+def _(v: Multiplied, c: ArrayLike, **params) -> Any:
     return rescaled(v, jnp.multiply, c, **params)
 
 
 @jaxrewrite.register("div")
-def _(v: Coded, c: ArrayLike, **params) -> Any:
+def _(v: Multiplied, c: ArrayLike, **params) -> Any:
     return rescaled(v, jnp.divide, c, **params)
 
 

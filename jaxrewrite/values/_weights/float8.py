@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -156,12 +156,6 @@ class Float8(Coded):
 
     def levels(self) -> jax.Array:
         return numbers_of_bits(self.codes, self.format, self.scale.dtype)
-
-    def scale_of_blocks(self) -> jax.Array:
-        return self.scale
-
-    def map_scales(self, change: Callable[[Any], Any]) -> Self:
-        return dataclasses.replace(self, scale=change(self.scale))
 
     def encoded(self, x: jax.Array, sizes: Sequence[int]) -> Any:
         v = _quantised(x, jnp.dtype(self.format), tuple(sizes))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -147,12 +146,6 @@ class GGUF(Coded):
     def levels(self) -> jax.Array:
         # The product decodes them. A cast to their own dtype would be none.
         return (1 * self.codes).astype(self.scale.dtype)
-
-    def scale_of_blocks(self) -> jax.Array:
-        return self.scale
-
-    def map_scales(self, change: Callable[[Any], Any]) -> Self:
-        return dataclasses.replace(self, scale=change(self.scale))
 
 
 # A compiler for a CPU decodes in a loop over the axes of what it writes, and does not vectorise

@@ -271,20 +271,13 @@ def _(v: Lora, u: Lora, *, primitive) -> Any:
     return Lora(w, change.a, change.b, 1.0, change.rows, change.cols, v.frozen and u.frozen)
 
 
-@jaxrewrite.register(*ADDITIVE)
-def _(v: Lora, u: LowRank, *, primitive) -> Any:
-    change = added(_folded(v), u, primitive=primitive)
+@jaxrewrite.register(*ADDITIVE, exchange="types")
+def _(x: Lora, y: LowRank, *, primitive) -> Any:
+    change = added(_folded(x), _folded(y), primitive=primitive)
     if change is NotImplemented:
         return NotImplemented
-    return Lora(_base(v), change.a, change.b, 1.0, change.rows, change.cols, v.frozen)
-
-
-@jaxrewrite.register(*ADDITIVE)
-def _(u: LowRank, v: Lora, *, primitive) -> Any:
-    change = added(u, _folded(v), primitive=primitive)
-    if change is NotImplemented:
-        return NotImplemented
-    w = -_base(v) if primitive.name == "sub" else _base(v)
+    v = x if isinstance(x, Lora) else y
+    w = -_base(v) if v is y and primitive.name == "sub" else _base(v)
     return Lora(w, change.a, change.b, 1.0, change.rows, change.cols, v.frozen)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -269,9 +268,6 @@ class Microscaled(Coded):
         grid = finest(*(part.shape for part in parts))
         bits, scale = (spread(part, grid) for part in parts)
         return _scales(bits, self.format, scale.dtype) * scale
-
-    def map_scales(self, change: Callable[[Any], Any]) -> Self:
-        return dataclasses.replace(self, scale=change(self.scale))
 
     def has_scales_in(self, dtype: Any) -> bool:
         """Whether the dtype has the exponents of the scales."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
@@ -302,12 +302,6 @@ class Quantised(Coded):
     def integers(self) -> jax.Array | None:
         is_stored = self.zero is None and self.q.dtype == jnp.int8
         return self.q if is_stored else None
-
-    def scale_of_blocks(self) -> jax.Array:
-        return self.scale
-
-    def map_scales(self, change: Callable[[Any], Any]) -> Self:
-        return dataclasses.replace(self, scale=change(self.scale))
 
     def encoded(self, x: jax.Array, sizes: Sequence[int]) -> Any:
         if self.activation_range is not None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +15,11 @@ from jaxrewrite import primitives
 
 from .._base.contract import along_result, sides
 from .._base.ragged import groups_of, of_rows
-from .._base.structured import Structured, promoted
-from .coded import aligned, blockwise, check_blocks, rescaled, spread, weights_or_rows
+from .._base.structured import promoted
+from .coded import Multiplied, aligned, blockwise, check_blocks, spread
 
 
-class Rescaled(Structured):
+class Rescaled(Multiplied):
     r"""An array times numbers that belong to the indices of some axes.
 
     .. math:: v_{ij} = w_{ij} \, s_j \quad \text{or} \quad v_{ij} = w_{ij} \, s_i
@@ -78,9 +77,6 @@ class Rescaled(Structured):
     def materialise(self) -> Any:
         return blockwise(jnp.multiply, self.w, self.scale.astype(self.w.dtype))
 
-    def map_scales(self, change: Callable[[Any], Any]) -> Self:
-        return dataclasses.replace(self, scale=change(self.scale))
-
     def join(self, other: Any) -> Any:
         if not isinstance(other, Rescaled):
             return NotImplemented
@@ -96,26 +92,6 @@ class Rescaled(Structured):
         pairs = zip(self.shape, self.scale.shape, strict=True)
         grid = [n if k != 1 else 1 for n, k in pairs]
         return spread(self.scale.astype(self.w.dtype), grid)
-
-
-@jaxrewrite.register("squeeze", "dynamic_slice", "gather")
-def _(v: Rescaled, *indices: ArrayLike, primitive, **params) -> Any:
-    return weights_or_rows(v, *indices, primitive=primitive, **params)
-
-
-@jaxrewrite.register("neg")
-def _(v: Rescaled, **params) -> Any:
-    return v.map_scales(jnp.negative)
-
-
-@jaxrewrite.register("mul", exchange="operands")
-def _(v: Rescaled, c: ArrayLike, **params) -> Any:
-    return rescaled(v, jnp.multiply, c, **params)
-
-
-@jaxrewrite.register("div")
-def _(v: Rescaled, c: ArrayLike, **params) -> Any:
-    return rescaled(v, jnp.divide, c, **params)
 
 
 @jaxrewrite.register(*primitives.ADDITIVE, exchange="types")
