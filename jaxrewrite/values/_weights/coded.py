@@ -44,7 +44,16 @@ class Multiplied(Structured):
         are linear: by default that is the field ``scale``.
         """
         own: Any = self
-        return cast(Self, dataclasses.replace(own, scale=change(own.scale)))
+        return cast(Self, dataclasses.replace(own, scale=change(_scale_of(self))))
+
+
+def _scale_of(v: Any) -> jax.Array:
+    if not hasattr(v, "scale"):
+        raise TypeError(
+            f"{type(v).__name__} has no field scale, so it has to define map_scales, and "
+            "scale_of_blocks if it has codes."
+        )
+    return cast(jax.Array, v.scale)
 
 
 class Coded(Multiplied):
@@ -120,8 +129,7 @@ class Coded(Multiplied):
 
         By default it is the field ``scale``.
         """
-        own: Any = self
-        return cast(jax.Array, own.scale)
+        return _scale_of(self)
 
     def encoded(self, x: jax.Array, sizes: Sequence[int]) -> Any:
         """Another array in this format, rounded in blocks of these sizes along its axes.

@@ -13,7 +13,6 @@ from reference import CASES
 import jaxrewrite
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
-    Banded,
     Circulant,
     Diagonal,
     Identity,
