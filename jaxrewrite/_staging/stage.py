@@ -61,14 +61,18 @@ class Arguments(NamedTuple):
 class Staged(NamedTuple):
     """A program, and how its leaves relate to the leaves of arguments and results.
 
-    ``positions`` are the leaves of the arguments that the program takes. ``out_leaves`` has
-    the results that are not arrays, and ``None`` for the others. If there are ``changing``
-    hooks, the result is a pair of the function's own result and of what each of them stores.
+    ``positions`` are the leaves of the arguments that the program takes. The results have
+    ``out_tree``, with arrays and values as leaves. Classes of users in it are made of these alone, as
+    `jax.jit` makes them: a class may look at its leaves. ``items_tree`` is that of the list of
+    the arrays and values, or ``None`` if there are arrays alone. ``out_leaves`` has the results
+    that are not arrays, and ``None`` for the others. If there are ``changing`` hooks, the result is
+    a pair of the function's own result and of what each of them stores.
     """
 
     program: Program
     positions: list[int]
     out_tree: PyTreeDef
+    items_tree: PyTreeDef | None
     out_leaves: list[Any] | None
     out_positions: list[int]
     # For rules that close over arrays; ``None`` if no rule does.
@@ -93,6 +97,8 @@ class Staged(NamedTuple):
             for i, result in zip(self.out_positions, results, strict=True):
                 filled[i] = result
             results = filled
+        if self.items_tree is not None:
+            results = tree_unflatten(self.items_tree, results)
         return tree_unflatten(self.out_tree, results)
 
 
@@ -103,9 +109,7 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
     names = _operand_names(arguments) if len(operands) < 64 else None
     inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
     with use_settings(settings.of_traced()):
-        traced, consts, out_tree, out_leaves, changing = _trace_user_function(
-            arguments, tree, inputs, settings
-        )
+        traced, consts, out = _trace_user_function(arguments, tree, inputs, settings)
     with collector.paused():
         builder = new_rewriter(Rewriting(settings))
         jaxpr = drop_dead_code(traced, builder.rewriting.data_flow(traced))
@@ -125,14 +129,13 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         rest = iter(
             [x.materialise() if is_value(x) and is_adopted(x) else x for x in results]
         )
-        results = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
-        returned = tree_unflatten(out_tree, results)
-        _check_nesting(returned, results, arguments.fn, inputs.likes)
-        leaves, whole_tree = tree_flatten(returned)
+        items = [item.filled(rest) for item in out.items]
+        _check_nesting(out.items, items, arguments.fn, inputs.likes)
+        leaves, items_tree = tree_flatten(items)
         is_static = [isinstance(leaf, _Static) for leaf in leaves]
         outvars = [leaf for leaf, s in zip(leaves, is_static, strict=True) if not s]
         rewritten = builder.finish(
-            tree_leaves(symbolic), outvars, whole_tree, jaxpr.debug_info
+            tree_leaves(symbolic), outvars, items_tree, jaxpr.debug_info
         )
         program = rewritten.jaxpr
         if any(map(is_value, inputs.likes)):
@@ -144,28 +147,31 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
     return Staged(
         Program(program, rewritten.consts, rewritten.applied),
         inputs.positions,
-        whole_tree,
+        out.tree,
+        items_tree if any(map(is_value, items)) else None,
         statics if any(is_static) else None,
         [i for i, s in enumerate(is_static) if not s],
         _staging(traced, consts, inputs.likes),
-        any(map(is_leafless, tree_leaves(tree_unflatten(out_tree, results), is_leafless))),
-        changing,
+        any(map(is_leafless, tree_leaves(items, is_leafless))),
+        out.changing,
     )
 
 
 def _check_nesting(
-    returned: Tree, results: Sequence[Any], fn: Callable[..., Any], likes: Sequence[Any]
+    returned: Sequence[_Item],
+    items: Sequence[Any],
+    fn: Callable[..., Any],
+    likes: Sequence[Any],
 ) -> None:
     """Raise `TypeError` if a value that the function made holds one of its own type, but must not.
 
     It was made of an array that stands for an argument, which turned out to be that type. What
-    rules made, the ``results``, may hold what the arguments hold. Where an argument, one of the
-    ``likes``, has such a value inside, what is made of its parts has one more around it.
+    rules made may hold what the arguments hold. Where an argument, one of the ``likes``, has
+    such a value inside, what is made of its parts has one more around it.
     """
-    rewritten = {*map(id, results)}
-    for value in filter(is_value, tree_leaves(returned, is_leaf=is_value)):
-        if value._holds_its_own or id(value) in rewritten:
-            continue
+    for item, value in zip(returned, items, strict=True):
+        if not item.is_made or not is_value(value) or value._holds_its_own:
+            continue  # A value that is no pytree is its own leaf.
         cls = type(value)
         if cls in map(type, children(value)[0]) and not any(
             type(x) is cls for like in likes for x in values_inside(like)
@@ -266,6 +272,38 @@ class _Static:
 _RESULT = object()
 
 
+class _Item(NamedTuple):
+    """One leaf of what a function returns, where values are leaves, as the leaves of its own.
+
+    Those that the program computes are ``_RESULT``. A value is made by the function itself.
+    """
+
+    treedef: PyTreeDef
+    leaves: list[Any]
+    is_made: bool
+
+    @classmethod
+    def of(cls, x: Any) -> tuple[_Item, list[Any]]:
+        """The item, and the arrays in it."""
+        leaves, treedef = tree_flatten(x)
+        arrays = [leaf for leaf in leaves if _compat.is_array(leaf)]
+        held = [_RESULT if _compat.is_array(leaf) else leaf for leaf in leaves]
+        return cls(treedef, held, is_value(x)), arrays
+
+    def filled(self, results: Iterator[Any]) -> Any:
+        """The item with the next of the results for its arrays."""
+        leaves = [next(results) if x is _RESULT else _Static(x) for x in self.leaves]
+        return tree_unflatten(self.treedef, leaves)
+
+
+class _Returned(NamedTuple):
+    """What a function returns: a pytree of items. ``changing`` are hooks that store something."""
+
+    tree: PyTreeDef
+    items: list[_Item]
+    changing: Sequence[hooks.StagingHook]
+
+
 def _rebuilder(
     treedef: PyTreeDef, leaves: Sequence[Any], dynamic: Sequence[bool]
 ) -> Callable[[Any], Any]:
@@ -282,9 +320,9 @@ def _rebuilder(
 
 def _trace_user_function(
     arguments: Arguments, tree: PyTreeDef, inputs: _Inputs, settings: Settings
-) -> tuple[Any, list[Any], PyTreeDef, list[Any], Sequence[hooks.StagingHook]]:
+) -> tuple[Any, list[Any], _Returned]:
     fn = arguments.fn
-    out: list[Any] = []
+    out: list[_Returned] = []
 
     def flat(*tracers: jax.Array) -> list[Any]:
         rest = iter(tracers)
@@ -296,12 +334,11 @@ def _trace_user_function(
         changed = [(hook, change) for hook, change in after if change]
         if changed:
             results = results, [change for _, change in changed]
-        leaves, out_tree = tree_flatten(results)
-        is_result = [_compat.is_array(leaf) for leaf in leaves]
-        out.append(out_tree)
-        out.append([_RESULT if r else x for x, r in zip(leaves, is_result, strict=True)])
-        out.append([hook for hook, _ in changed])
-        return [leaf for leaf, r in zip(leaves, is_result, strict=True) if r]
+        leaves, out_tree = tree_flatten(results, is_leaf=is_value)
+        pairs = [_Item.of(x) for x in leaves]
+        items = [item for item, _ in pairs]
+        out.append(_Returned(out_tree, items, [hook for hook, _ in changed]))
+        return [x for _, arrays in pairs for x in arrays]
 
     debug_info = _compat.new_debug_info(
         getattr(fn, "__name__", type(fn).__name__),
@@ -321,7 +358,7 @@ def _trace_user_function(
                     f"because of rules for dense operands, such as {rule}.",
                 )
         raise
-    return jaxpr, consts, out[0], out[1], out[2]
+    return jaxpr, consts, out[0]
 
 
 def local_dense_rules(in_force: RulesInForce) -> list[Rule]:
