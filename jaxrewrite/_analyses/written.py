@@ -74,6 +74,11 @@ class Fact(NamedTuple):
         return self._class() < Kind.NUMBER or (self.is_number and bool(self.number == 0))
 
     @property
+    def is_positive_zero(self) -> bool:
+        """Whether it may be taken for an array of zeros, none of which is negative."""
+        return self.is_zero and not any(self.number_bytes)
+
+    @property
     def has_no_scale(self) -> bool:
         """Whether all numbers are zero, infinite or NaN, and so the same in all units.
 
@@ -365,7 +370,7 @@ _ENTRIES = {
 def _zero_of_zeros(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
     """Zero if all operands with entries are zero. A negative zero tells nothing."""
     entries = facts[_ENTRIES.get(eqn.primitive.name, slice(None))]
-    is_zero = all(fact.is_zero and not any(fact.number_bytes) for fact in entries)
+    is_zero = all(fact.is_positive_zero for fact in entries)
     if eqn.primitive.name == "integer_pow":
         is_zero &= eqn.params["y"] > 0
     elif eqn.primitive.name == "scatter":

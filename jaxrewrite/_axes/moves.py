@@ -431,7 +431,10 @@ def select_by_axes(which: ArrayLike, *cases: Declared, **params: Any) -> Any:
 
 @register("concatenate", precedence=LAST)
 def concatenate_by_axes(*vs: Declared, dimension: int, **params: Any) -> Any:
-    """Join each leaf."""
+    """Join each leaf. What has no entries says nothing of them."""
+    vs = tuple(v for v in vs if aval_of(v).shape[dimension]) or vs[:1]
+    if len(vs) == 1:
+        return vs[0]
     in_one_grid = in_grids(vs, dimension)
     if in_one_grid is None:
         return NotImplemented

@@ -16,6 +16,7 @@ from jax.tree_util import (
 
 from .. import _compat
 from .._axes.methods import element_of, stack_of
+from .._axes.sizes import is_at_most
 from .._batched import Batched, is_like, of_stacked_leaves, sliced
 from .._compat import Aval, Var
 from .._core.avals import aval_of, children, same_treedef
@@ -129,6 +130,31 @@ def element(x: Any) -> Any:
     return element_of(tree_unflatten(treedef, map(element, parts)))
 
 
+def element_within(site: Site, x: Value, depth: int) -> Any:
+    """The element along so many leading axes, of leaves that are not sliced; or ``None``.
+
+    There is none if a leaf would have to become as large as the dense array.
+    """
+    form = in_slices(site, x)
+    if _has_spread(x, form):
+        return None
+    like = on_vars(form)
+    for length in aval_of(x).shape[:depth]:
+        if not _can_be_sliced(site, like, length):
+            return None
+        form, like = element(form), element(tree_map(Var, sliced(like, length)))
+    return form
+
+
+def _has_spread(x: Value, form: Value) -> bool:
+    """Whether a form of a value has a leaf as large as the dense array that `x` has not."""
+    size = aval_of(x).size
+    before, after = (
+        [_compat.leaf_aval(leaf).size for leaf in tree_leaves(of)] for of in (x, form)
+    )
+    return any(n != m and is_at_most(size, n) for m, n in zip(before, after, strict=False))
+
+
 def element_like(site: Site, x: Like, length: int) -> Like | NotImplementedType:
     """An element of a stack, on avals; ``NotImplemented`` if it is none."""
     if not _can_be_sliced(site, on_vars(x), length):
@@ -169,6 +195,13 @@ def stacked(site: Site, x: Operand, length: int, expected: Aval) -> Operand:
             f"{_compat.short(expected)}."
         )
     return stack
+
+
+def restacked(site: Site, x: Operand, lengths: Sequence[int]) -> Operand:
+    """An `element_within` as one value again, along leading axes of these lengths."""
+    for length in reversed(lengths):
+        x = _stack(site, x, length)
+    return x
 
 
 def _stack(site: Site, x: Operand, length: int) -> Operand:

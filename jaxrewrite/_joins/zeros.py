@@ -83,8 +83,9 @@ class Zeros(Value):
     @staticmethod
     def default(primitive: Primitive, values: Sequence[Any], params: dict[str, Any]) -> Any:
         handler = leafwise_handlers.get(primitive.name)
-        # A choice whose rule has declined is left to the policy, as one beside an array is.
-        if handler is Site.map_leaves or primitive.name == "select_n":
+        # A choice whose rule has declined is left to the policy, as one beside an array is, and
+        # padding to the handler that knows of zeros.
+        if handler is Site.map_leaves or primitive.name in ("select_n", "pad"):
             return NotImplemented
         others = [x for x in values if not isinstance(x, Zeros)]
         if primitive.name in _ADDITIONS and len(others) == 1 and is_value(others[0]):
@@ -148,16 +149,20 @@ _kept = bounded_cache(1024)
 
 def is_zero_where_parts_are(like: Value) -> bool:
     """Whether a value of this structure is zero if all that a rule sees of it is zero."""
-    return _is_positive_zero(_fact_about(like, 0))
+    return _fact_about(like, 0).is_positive_zero
+
+
+def is_zero_where_leaves_are(like: Like | Operand) -> bool:
+    """Whether an operand is zero, and so is each value inside of it, if all leaves are zero."""
+    return not is_value(like) or (
+        is_zero_where_parts_are(like)
+        and all(map(is_zero_where_leaves_are, children(like)[0]))
+    )
 
 
 def is_zero_anyway(like: Like | Operand) -> bool:
     """Whether an operand is a value that is zero for any leaves."""
-    return is_value(like) and _is_positive_zero(_fact_about(like, None))
-
-
-def _is_positive_zero(fact: Fact) -> bool:
-    return fact.is_zero and not any(fact.number_bytes)
+    return is_value(like) and _fact_about(like, None).is_positive_zero
 
 
 def is_filled_where_parts_are(like: Value, number: Any) -> bool:

@@ -550,3 +550,129 @@ def test_a_constant_in_slices_has_a_number_for_each():
     assert slices.sliceable() is slices
     rows = jaxrewrite.transform(lambda v: lax.scan(lambda c, row: (c, row * 2), 0, v)[1])
     assert isinstance(rows(v), Constant)
+
+
+# --- zeros around the elements of a stack, and between them -------------------------------
+
+
+class Doubled(jaxrewrite.ArrayValue):
+    x: jax.Array
+    by: jax.Array
+
+    def materialise(self):
+        return self.x * self.by
+
+
+def padded(number, *config):
+    def program(v):
+        rest = [(0, 0, 0)] * (v.ndim - len(config))
+        return lax.pad(v, jnp.asarray(number, v.dtype), [*config, *rest])
+
+    return program
+
+
+def products(axis=0, **options):
+    times = lambda a, b: b @ a
+    return lambda v: lax.associative_scan(times, v, axis=axis, **options)
+
+
+PADDINGS = {
+    "around": padded(0, (1, 2, 0)),
+    "between": padded(0, (0, 1, 1)),
+    "cut": padded(0, (-1, 1, 2)),
+    "by numpy": lambda v: jnp.pad(v, [(1, 0)] + [(0, 0)] * (v.ndim - 1)),
+}
+OF_ZEROS = {
+    "diagonal": Diagonal(uniform(2, N)),
+    "scalar": ScalarMatrix(uniform(2), N),
+    "triangular": Triangular(uniform(2, N, N)),
+    "blocks": values.BlockDiagonal(uniform(2, 1, N, N)),
+    "kronecker": Kronecker(Diagonal(uniform(2, 2)), uniform(2, 2, 2)),
+    "low rank": LowRank(uniform(2, N, 1), uniform(2, 1, N)),
+    "lora": Lora(uniform(2, N, N), uniform(2, N, 1), uniform(2, 1, N)),
+    "quantised": jax.vmap(Quantised.quantise)(uniform(2, N, N)),
+    "scaled": Scaled(Kronecker(uniform(2, 1, 1), uniform(2, N, N)), jnp.float32(2)),
+    "sum": Sum((Diagonal(uniform(2, N)), LowRank(uniform(2, N, 1), uniform(2, 1, N)))),
+    "of a user": jaxrewrite.stack([Doubled(uniform(N), uniform(1)) for _ in range(2)]),
+}
+
+
+@pytest.mark.parametrize("name", OF_ZEROS)
+def test_a_stack_with_zeros_between_its_elements_is_a_stack(name):
+    value = OF_ZEROS[name]
+    for program in PADDINGS.values():
+        assert type(jax.eval_shape(implicit(program), value)) is type(value)
+    agrees(PADDINGS, value)
+
+
+def test_zeros_between_elements_lie_inside_of_units():
+    stack = Unitful(Diagonal(uniform(2, N)), "m")
+    twice = lambda v: PADDINGS["around"](PADDINGS["between"](v))
+    for value in (stack, Named(stack, ("t", "i", "j"))):
+        result = jax.eval_shape(implicit(twice), value)
+        while type(result) is not Diagonal:
+            result = result.array
+        assert result.shape == (7, N, N)
+    expected = twice(jaxrewrite.materialise(stack.array))
+    assert_same(jaxrewrite.materialise(implicit(twice)(stack).array), expected)
+
+
+@pytest.mark.parametrize(
+    "name, program",
+    [
+        ("one", padded(1, (1, 0, 0))),
+        ("negative zero", padded(-0.0, (1, 0, 0))),
+        ("within elements", padded(0, (0, 0, 0), (1, 0, 0))),
+    ],
+)
+def test_other_padding_makes_a_stack_dense(name, program):
+    with pytest.raises(jaxrewrite.MaterialisationError):
+        implicit(program)(OF_ZEROS["diagonal"])
+    agrees({name: program}, OF_ZEROS["diagonal"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Permutation(ORDERS),
+        Product((Permutation(ORDERS), Diagonal(uniform(2, N)))),
+        Quantised.quantise(uniform(N, N), axis=1),
+    ],
+)
+def test_a_stack_that_is_not_zero_by_its_leaves_is_padded_dense(value):
+    """A permutation of zeros is none, and rows of columns with a scale would need a scale for each entry."""
+    with pytest.raises(jaxrewrite.MaterialisationError):
+        implicit(PADDINGS["around"])(value)
+    agrees(PADDINGS, value)
+
+
+@pytest.mark.parametrize("length", [2, 3, 5])
+@pytest.mark.parametrize("options", [{}, {"reverse": True}, {"axis": 1}])
+def test_products_of_matrices_in_parallel_stay_matrices(length, options):
+    shape = (2, length, N) if options.get("axis") else (length, N)
+    value, program = Diagonal(uniform(*shape)), products(**options)
+    assert type(jax.eval_shape(implicit(program), value)) is Diagonal
+    agrees({"products": program}, value)
+
+
+def test_derivatives_of_products_in_parallel():
+    value = Diagonal(uniform(3, N))
+    total = lambda v: (products()(v) @ X).sum()
+    gradient = jax.grad(implicit(total))(value).d
+    dense = jax.grad(lambda d: total(jaxrewrite.materialise(Diagonal(d))))(value.d)
+    assert_same(gradient, dense, 1e-5)
+    mapped = jax.vmap(products(), 1, 1)
+    agrees({"within": jax.grad(total), "mapped": lambda v: mapped(v[:, None])}, value)
+    mapped = jax.vmap(implicit(products()))(Diagonal(jnp.stack([value.d, value.d])))
+    assert type(mapped) is Diagonal
+
+
+def test_an_empty_part_of_a_stack_adds_nothing():
+    stack = Diagonal(uniform(2, N))
+    for program in (
+        lambda v: jnp.concatenate([v[:1], v[2:], v[1:]]),
+        lambda v: jnp.concatenate([v[2:], v[:1]]),
+        lambda v: jnp.concatenate([v[2:], v[2:]]),
+    ):
+        assert type(jax.eval_shape(implicit(program), stack)) is Diagonal
+        agrees({"parts": program}, stack)

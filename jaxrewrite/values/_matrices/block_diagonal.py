@@ -14,9 +14,10 @@ import jaxrewrite
 
 from .._base.contract import contract
 from .._base.structured import differs, zero_unless
+from .algebra import on_fields
 from .determinant import Determinant
 from .matrix import Matrix, nan_if_any_is, solve_dense
-from .monomial import Diagonal, Identity, Permutation, sorted_svd
+from .monomial import Diagonal, Identity, OnDiagonal, Permutation, sorted_svd
 from .product import Product
 
 
@@ -315,3 +316,19 @@ def sorted_eigh(values: Any, vectors: Any) -> Any:
     order = jnp.argsort(values, axis=-1)
     rising = Permutation(order, vectors.dtype).transposed()
     return jnp.take_along_axis(values, order, -1), Product((vectors, rising))
+
+
+@jaxrewrite.register(jax.scipy.linalg.block_diag)
+def _(*vs: OnDiagonal) -> Any:
+    return Diagonal(jnp.concatenate([on_fields(_numbers_on_diagonal, v) for v in vs]))
+
+
+def _numbers_on_diagonal(v: OnDiagonal) -> Any:
+    return v.as_diagonal().d
+
+
+@jaxrewrite.register(jax.scipy.linalg.block_diag)
+def _(*vs: BlockDiagonal) -> Any:
+    if len({v.blocks.shape[1:] for v in vs}) > 1:
+        return NotImplemented
+    return BlockDiagonal(jnp.concatenate([v.blocks for v in vs]))

@@ -149,3 +149,17 @@ def test_derivatives_that_a_structure_knows():
     want = lambda x: (jnp.tril(x) + jnp.tril(x, -1).T) @ X
     got, wanted = (jax.jvp(f, (D,), (X,)) for f in (fn, want))
     np.testing.assert_allclose(got[1], wanted[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "operands, kept",
+    [
+        ((Diagonal(jnp.arange(3.0)), Identity(2)), Diagonal),
+        ((BlockDiagonal(jnp.arange(8.0).reshape(2, 2, 2)),) * 2, BlockDiagonal),
+    ],
+)
+def test_blocks_along_a_diagonal_stay_blocks(operands, kept):
+    result = transform(jax.scipy.linalg.block_diag, materialise="forbid")(*operands)
+    assert type(result) is kept
+    dense = jax.scipy.linalg.block_diag(*map(materialise, operands))
+    np.testing.assert_array_equal(materialise(result), dense)
