@@ -15,7 +15,7 @@ class Strict:
     """A class that takes arrays and values alone, as distributions do that compute with them."""
 
     def __init__(self, scale):
-        if not (isinstance(scale, (jax.Array, np.ndarray)) or isinstance(scale, Value)):
+        if not isinstance(scale, (jax.Array, np.ndarray, Value)):
             raise TypeError(f"{type(scale).__name__} is no array.")
         self.scale = scale
 
