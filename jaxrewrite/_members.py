@@ -30,6 +30,9 @@ _METHODS = [
     if isinstance(member, (FunctionType, staticmethod)) and not name.startswith("_")
 ]
 
+# What programs read from the class.
+_OF_THE_CLASS = ("outer", "materialise_policy", "rules_see_values")
+
 _POLICIES = (None, "warn", "allow", "forbid")
 
 
@@ -44,15 +47,11 @@ def _check_members(cls: type[Value]) -> None:
                 f"{cls.__name__}.{name} is a {kind}, but has to be a method, as Value.{name} is. "
                 "Give anything else another name."
             )
-    for name in filter(functools.partial(_is_field, cls), _annotations(cls)):
-        owner = next(
-            (base for base in cls.__mro__[1:] if _is_of_the_class(base, name)), None
+    for name in filter(functools.partial(_is_field, cls), _OF_THE_CLASS):
+        raise TypeError(
+            f"{cls.__name__}.{name} is a field, but is to be one for all values of the class: "
+            f"give it in the class without a type, as in {name} = {getattr(Value, name)!r}."
         )
-        if owner is not None:
-            raise TypeError(
-                f"{cls.__name__}.{name} is a field, but is to be one for all values of the class: "
-                f"give it in the class without a type, as in {name} = {getattr(owner, name)!r}."
-            )
     if not isinstance(cls.outer, numbers.Real) or cls.outer != cls.outer:
         raise TypeError(f"{cls.__name__}.outer has to be a number; it is {cls.outer!r}.")
     if cls.materialise_policy not in _POLICIES:
@@ -73,11 +72,8 @@ def _kind_of_data(cls: type, name: str) -> str | None:
 
 
 def _is_field(cls: type, name: str) -> bool:
-    return name in _annotations(cls) and not _is_of_the_class(cls, name)
-
-
-def _is_of_the_class(cls: type, name: str) -> bool:
-    return "ClassVar" in str(_annotations(cls).get(name))
+    annotation = _annotations(cls).get(name)
+    return annotation is not None and "ClassVar" not in str(annotation)
 
 
 def _annotations(cls: type) -> dict[str, object]:

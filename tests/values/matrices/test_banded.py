@@ -177,7 +177,7 @@ def test_bandwidths_meet_in_a_conditional_and_a_loop():
     grown = lambda d, w: jax.lax.fori_loop(0, 3, lambda _, c: c + w, d)
     d = Diagonal(numbers(N))
     found = implicit(grown)(d, w)
-    assert isinstance(found, Banded)
+    assert isinstance(found, Tridiagonal)
     assert_same(found, dense(d) + 3 * dense(w), 1e-8)
 
 
