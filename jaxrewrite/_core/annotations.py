@@ -139,9 +139,19 @@ def read_signature(
 
 def written(rule: Callable[..., Any]) -> Callable[..., Any]:
     """The function that a user wrote, in a decorator, a `functools.partial` or an object."""
-    rule = inspect.unwrap(rule)
-    rule = written(rule.func) if isinstance(rule, functools.partial) else rule
+    rule = _innermost(rule)
     return rule if inspect.isroutine(rule) else type(rule).__call__
+
+
+def name_of(rule: Callable[..., Any]) -> str:
+    """The name of the function that a user wrote, or of the class of an object."""
+    rule = _innermost(rule)
+    return str(getattr(rule, "__qualname__", type(rule).__qualname__))
+
+
+def _innermost(rule: Callable[..., Any]) -> Callable[..., Any]:
+    rule = inspect.unwrap(rule)
+    return _innermost(rule.func) if isinstance(rule, functools.partial) else rule
 
 
 def read_hints(

@@ -26,7 +26,15 @@ from multipledispatch.variadic import isvariadic
 from .. import _compat
 from .._compat import Literal, Primitive
 from . import hooks
-from .annotations import Dense, Number, Signature, guards_hold, read_signature, written
+from .annotations import (
+    Dense,
+    Number,
+    Signature,
+    guards_hold,
+    name_of,
+    read_signature,
+    written,
+)
 from .avals import avals_of
 from .errors import AmbiguousRuleError, add_note
 from .pytree import prepare_defined
@@ -103,13 +111,9 @@ class Rule:
         return getattr(self.fn, "__name__", "_").strip("_") or f"{primitive.name}_rule"
 
     def __str__(self) -> str:
-        fn = written(self.fn)
-        code, name = (
-            getattr(fn, "__code__", None),
-            getattr(fn, "__qualname__", repr(self.fn)),
-        )
+        code = getattr(written(self.fn), "__code__", None)
         where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
-        return f"{name}{where}" + (", mirrored" if self.mirrored else "")
+        return f"{name_of(self.fn)}{where}" + (", mirrored" if self.mirrored else "")
 
 
 def _twin(rule: Rule, exchange: str) -> Rule:
