@@ -103,8 +103,8 @@ def _(
 
 def _solution(matvec: Any, solves: Any, jaxprs: Any, b: Any) -> Any:
     """The solution as a value, if JAX's own function solves: that of a user may do anything."""
-    multiplied = _multiplied_axis(jaxprs.matvec)
-    if len(matvec) != 1 or multiplied is None or matvec[0].ndim != b.ndim:
+    multiplied = _multiplied_axis(jaxprs.matvec) if len(matvec) == 1 else None
+    if multiplied is None or matvec[0].ndim != b.ndim:
         return NotImplemented
     calls = [eqn for eqn in jaxprs.solve.eqns if eqn.primitive.name not in _MOVES]
     name = calls[0].params.get("name") if len(calls) == 1 else None
@@ -144,13 +144,15 @@ def _multiplied_axis(jaxpr: Any) -> tuple[int, bool] | None:
 
     And whether it multiplies with the transpose. ``None`` if it does anything else.
     """
-    first, *moves = jaxpr.eqns
-    if first.primitive.name != "dot_general":
+    first, *moves = jaxpr.eqns or [None]
+    if first is None or first.primitive.name != "dot_general":
         return None
     numbers = first.params["dimension_numbers"]
     xs, ys, out = labels(numbers, *(var.aval.ndim for var in first.invars))
-    is_first = first.invars[0] is jaxpr.jaxpr.invars[0]
-    (*_, row, column), of_array = (xs, ys) if is_first else (ys, xs)
+    operands = jaxpr.jaxpr.invars
+    if first.invars not in (operands, operands[::-1]):
+        return None
+    (*_, row, column), of_array = (xs, ys) if first.invars == operands else (ys, xs)
     for eqn in moves:
         if eqn.primitive.name == "transpose":
             out = tuple(out[i] for i in eqn.params["permutation"])

@@ -170,8 +170,18 @@ def test_functions_of_a_user_that_solve_are_asked(bulk):
             lambda x: a @ x, b, lambda _, b: 0 * b, symmetric=True
         )
 
-    got = jaxrewrite.transform(solved, materialise="allow")(_D, _BLOCKS)
-    assert_same(got, jnp.zeros((4, 4)))
+    allowed = lambda fn: jaxrewrite.transform(fn, materialise="allow")
+    assert_same(allowed(solved)(_D, _BLOCKS), jnp.zeros((4, 4)))
+    same = lambda b: lax.custom_linear_solve(lambda x: x, b, lambda _, b: b, symmetric=True)
+    assert_same(jaxrewrite.materialise(allowed(same)(_D)), _D.materialise())
+    factors = jax.scipy.linalg.lu_factor(_D.materialise())
+    solve = lambda _, b: jax.scipy.linalg.lu_solve(factors, b)
+    for matvec in (lambda x, a: (a * x) @ a, lambda x, a: (a @ x).T, lambda x, a: a * x):
+        by_user = lambda a, b, matvec=matvec: lax.custom_linear_solve(
+            lambda x: matvec(x, a), b, solve
+        )
+        want = by_user(_D.materialise(), _BLOCKS.materialise())
+        assert_same(jaxrewrite.materialise(allowed(by_user)(_D, _BLOCKS)), want)
 
 
 def test_no_inverse_of_blocks_is_multiplied(bulk):
