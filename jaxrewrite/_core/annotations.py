@@ -144,6 +144,18 @@ def written(rule: Callable[..., Any]) -> Callable[..., Any]:
     return rule if inspect.isroutine(rule) else type(rule).__call__
 
 
+def name_of(rule: Callable[..., Any]) -> str:
+    """The name of the function that a user wrote."""
+    return getattr(written(rule), "__qualname__", repr(rule))
+
+
+def shown(rule: Callable[..., Any]) -> str:
+    """The name of a rule, and where it is written."""
+    code = getattr(written(rule), "__code__", None)
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    return name_of(rule) + where
+
+
 def read_hints(
     rule: Callable[..., Any], name: str, namespace: Mapping[str, Any] | None
 ) -> Mapping[str, Any]:

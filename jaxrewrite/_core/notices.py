@@ -86,9 +86,8 @@ def _one_a_line(notices: Iterable[Notice]) -> Iterator[Notice]:
         named = sorted({*found} - {""})
         if named:
             more = len(named) - _MOST_SCOPES
-            text = ", ".join(named[:_MOST_SCOPES]) + (
-                f" and {more} more" if more > 0 else ""
-            )
+            rest = f" and {more} more" if more > 0 else ""
+            text = ", ".join(named[:_MOST_SCOPES]) + rest
             message, *about = notice.args
             notice = notice._replace(args=(f"{message} In {text}.", *about))
         yield notice

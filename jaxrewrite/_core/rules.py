@@ -26,7 +26,7 @@ from multipledispatch.variadic import isvariadic
 from .. import _compat
 from .._compat import Literal, Primitive
 from . import hooks
-from .annotations import Dense, Number, Signature, guards_hold, read_signature, written
+from .annotations import Dense, Number, Signature, guards_hold, read_signature, shown
 from .avals import avals_of
 from .errors import AmbiguousRuleError, add_note
 from .pytree import prepare_defined
@@ -103,13 +103,7 @@ class Rule:
         return getattr(self.fn, "__name__", "_").strip("_") or f"{primitive.name}_rule"
 
     def __str__(self) -> str:
-        fn = written(self.fn)
-        code, name = (
-            getattr(fn, "__code__", None),
-            getattr(fn, "__qualname__", repr(self.fn)),
-        )
-        where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
-        return f"{name}{where}" + (", mirrored" if self.mirrored else "")
+        return shown(self.fn) + (", mirrored" if self.mirrored else "")
 
 
 def _twin(rule: Rule, exchange: str) -> Rule:

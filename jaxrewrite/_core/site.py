@@ -210,9 +210,7 @@ class Site(NamedTuple):
     def passed_on(self, notices: Iterable[Notice]) -> list[Notice]:
         """The notices from within this equation that hold for it, with its line."""
         notices = list(notices)
-        if (
-            not notices
-        ):  # nearly always; the line is looked up among the frames of a traceback
+        if not notices:  # Nearly always; looking for the line takes long.
             return notices
         is_backward = _compat.is_transposed(self.source_info)
         line, scope = self.line, self.scope
@@ -288,7 +286,6 @@ class Site(NamedTuple):
         axes = _compat.varying_axes(like) - _compat.varying_axes(atom.aval)
         if not axes:
             return atom
-
         return self.call_on_arrays(lambda x: [_compat.vary_over(x, axes)], [atom])[0]
 
     # --- becoming dense ---------------------------------------------------------

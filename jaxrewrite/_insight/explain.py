@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
@@ -12,6 +11,7 @@ from jax.tree_util import tree_leaves
 
 from .. import _compat
 from .._compat import DropVar, JaxprEqn, Var
+from .._core.annotations import name_of, written
 from .._core.avals import aval_of
 from .._core.dense import NO_RULE
 from .._core.notices import collected
@@ -293,11 +293,11 @@ def info_of_default(owner: type[Value]) -> RuleInfo:
 
 
 def info_of(rule: Ranked) -> RuleInfo:
-    return _info(rule.fn, getattr(rule.fn, "__qualname__", repr(rule.fn)))
+    return _info(rule.fn, name_of(rule.fn))
 
 
 def _info(fn: Callable[..., Any], name: str) -> RuleInfo:
-    code = getattr(inspect.unwrap(fn), "__code__", None)
+    code = getattr(written(fn), "__code__", None)
     if code is None:
         return RuleInfo(name, "", 0)
     return RuleInfo(name, code.co_filename, code.co_firstlineno)

@@ -17,7 +17,14 @@ from .._analyses.calls import can_match
 from .._analyses.graph import Graph, flatten
 from .._analyses.same import same_function
 from .._compat import Literal
-from .._core.annotations import Dense, Signature, read_hints, read_signature
+from .._core.annotations import (
+    Dense,
+    Signature,
+    name_of,
+    read_hints,
+    read_signature,
+    written,
+)
 from .._core.caches import BoundedCache
 from .._core.dead_code import drop_dead_code
 from .._core.errors import add_note
@@ -335,13 +342,9 @@ def operand_names(args: Sequence[Any]) -> list[Any]:
 # --- reading the two functions --------------------------------------------------------
 
 
-def name_of(fn: Any) -> str:
-    return getattr(fn, "__qualname__", None) or repr(fn)
-
-
 def definition_of(fn: Any) -> str:
     """File and line of a function, or its name."""
-    code = getattr(inspect.unwrap(fn), "__code__", None)
+    code = getattr(written(fn), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else name_of(fn)
 
 

@@ -395,19 +395,22 @@ def scaling(factor, x: Plain, **params):
 
 
 @pytest.mark.parametrize(
-    "rule",
+    ("rule", "fn", "name"),
     [
-        functools.partial(scaling, 2.0),
-        functools.partial(functools.partial(scaling), 2.0),
-        Scaling(),
-        Scaling().method,
+        (functools.partial(scaling, 2.0), scaling, "scaling"),
+        (functools.partial(functools.partial(scaling), 2.0), scaling, "scaling"),
+        (Scaling(), Scaling.__call__, "Scaling.__call__"),
+        (Scaling().method, Scaling.method, "Scaling.method"),
     ],
     ids=["partial", "twice", "object", "method"],
 )
-def test_rules_are_whatever_can_be_called(rule):
+def test_rules_are_whatever_can_be_called(rule, fn, name):
     rules = jaxrewrite.Rules()
     assert rules.register("neg")(rule) is rule
     np.testing.assert_allclose(transform(negated, rules=rules)(Plain(X)), 2 * X)
+    line = fn.__code__.co_firstlineno
+    report = jaxrewrite.explain(negated, rules=rules)(Plain(X))
+    assert [(x.name, x.file, x.line) for x in report.rules] == [(name, __file__, line)]
     rules.register("neg", precedence=1)(lambda x: x)
     report = jaxrewrite.explain(negated, rules=rules)(Plain(X))
     assert "test_errors.py" in str(report.rules)

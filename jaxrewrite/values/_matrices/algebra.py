@@ -37,6 +37,13 @@ class LinearAlgebra:
         """The inverse, a matrix."""
         return NotImplemented
 
+    def known_solution(self, b: Any) -> Any:
+        """The inverse times a matrix, a matrix, no less accurate than `solve`.
+
+        `solution` asks, which knows multiples, sums, products and low ranks in the place of ``b``.
+        """
+        return NotImplemented
+
     def known_determinant(self) -> Determinant | Any:
         r"""The determinants, of shape (\*batch)."""
         return NotImplemented

@@ -194,6 +194,12 @@ class BlockDiagonal(Matrix):
             BlockDiagonal(jnp.linalg.inv(self.blocks)) if self.solvable else NotImplemented
         )
 
+    def known_solution(self, b: Any) -> Any:
+        blocks = _blocks_beside(self.blocks, b)
+        if not self.solvable or blocks is None:
+            return NotImplemented
+        return BlockDiagonal(jnp.linalg.solve(self.blocks, blocks))
+
     def known_determinant(self) -> Any:
         if not self.solvable:
             return NotImplemented
@@ -278,6 +284,12 @@ class _Triangles(Matrix):
     def solve(self, x: Any, axis: int) -> Any:
         return _by_blocks(self._solve, self.blocks, x, axis)
 
+    def known_solution(self, b: Any) -> Any:
+        blocks = _blocks_beside(self.blocks, b)
+        if blocks is None:
+            return NotImplemented
+        return BlockDiagonal(self._solve(self.blocks, blocks, blocks.ndim - 2))
+
     def _solve(self, blocks: Any, x: Any, axis: int) -> Any:
         moved = jnp.moveaxis(x, axis, blocks.ndim - 2)
         solved = lax.linalg.triangular_solve(
@@ -295,6 +307,16 @@ def _blocks_of(dense: Any, k: int) -> Any:
     p, q = (n // k, m // k) if k else (0, 0)
     parts = dense.reshape(*batch, k, p, k, q)
     return jnp.moveaxis(jnp.diagonal(parts, axis1=-4, axis2=-2), -1, -3)
+
+
+def _blocks_beside(blocks: Any, b: Any) -> Any:
+    """The blocks of another matrix with rows at the same places, or ``None``."""
+    k, p = blocks.shape[-3:-1]
+    if isinstance(b, OnDiagonal):
+        return Diagonal(b.diagonal().reshape(*b.batch, k, p)).materialise()
+    if isinstance(b, BlockDiagonal) and b.blocks.shape[-3:-1] == (k, p):
+        return b.blocks
+    return None
 
 
 def _joined(x: Any) -> Any:

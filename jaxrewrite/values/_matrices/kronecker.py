@@ -27,6 +27,7 @@ from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, negated, solve_factor, swapped, turned
 from .monomial import Diagonal, Identity, ScalarMatrix, sorted_svd
+from .solutions import solution
 from .triangular import Triangular
 
 
@@ -204,6 +205,14 @@ class Kronecker(Matrix):
     def known_inverse(self) -> Any:
         return self._each("known_inverse", jnp.linalg.inv)
 
+    def known_solution(self, b: Any) -> Any:
+        """The solutions for each factor, if the rows of the factors agree."""
+        if not self.solvable or not isinstance(b, Kronecker):
+            return NotImplemented
+        if [x.shape[-2] for x in self.factors] != [x.shape[-2] for x in b.factors]:
+            return NotImplemented
+        return self.map_factors(_solution_or_array, b)
+
     def known_cholesky(self) -> Any:
         return self._cholesky() if self._triangle_decides else NotImplemented
 
@@ -324,6 +333,14 @@ class Kronecker(Matrix):
         values = jaxrewrite.materialise([values for values, _ in decompositions])
         vectors = Kronecker(*(vectors for _, vectors in decompositions))
         return functools.reduce(_outer_of_vectors, values), vectors
+
+
+def _solution_or_array(factor: Any, b: Any) -> Any:
+    known = solution(factor, b) if isinstance(b, jaxrewrite.Value) else NotImplemented
+    if known is not NotImplemented:
+        return known
+    # The solution is an array of the size of this factor, too.
+    return solve_factor(factor, jaxrewrite.materialise(b), b.ndim - 2)
 
 
 def _of_one_dtype(factors: Any) -> Any:

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
@@ -18,12 +19,15 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import register
 
-from .algebra import is_square
+from .._base.contract import labels
+from .._base.structured import inexact
+from .algebra import is_known_hermitian, is_square
 from .low_rank import LowRank
 from .lu import LUFactor
-from .matrix import Matrix
+from .matrix import Matrix, swapped
 from .pseudo_inverse import nan_unless_finite
 from .scaled import Scaled
+from .solutions import solution_along
 from .sum import Sum
 
 
@@ -72,6 +76,10 @@ def _(
     matvec, vecmat, *solves = consts
     factors = [x for solve in solves for x in solve if isinstance(x, LUFactor)]
     right = operands[start:]
+    if len(right) == 1 and isinstance(right[0], jaxrewrite.Value):
+        known = _solution(matvec, solves, jaxprs, right[0])
+        if known is not NotImplemented:
+            return [known]
     if not factors:
         return _solve_by_parts(matvec, solves, jaxprs, right)
     if len(matvec) != 1 or len(vecmat) != 1 or len(right) != 1:
@@ -91,6 +99,69 @@ def _(
         lambda _, b: forward(inverse, b),
     )
     return [x]
+
+
+def _solution(matvec: Any, solves: Any, jaxprs: Any, b: Any) -> Any:
+    """The solution as a value, if JAX's own function solves: that of a user may do anything."""
+    multiplied = _multiplied_axis(jaxprs.matvec) if len(matvec) == 1 else None
+    if multiplied is None or matvec[0].ndim != b.ndim:
+        return NotImplemented
+    calls = [eqn for eqn in jaxprs.solve.eqns if eqn.primitive.name not in _MOVES]
+    name = calls[0].params.get("name") if len(calls) == 1 else None
+    if name == "_lu_solve":
+        matrix = matvec[0]
+    elif name == "_cho_solve":
+        matrix = _nan_unless_definite(matvec[0], solves[0])
+    else:
+        matrix = None
+    if matrix is None:
+        return NotImplemented
+    axis, is_transposed = multiplied
+    return solution_along(swapped(matrix) if is_transposed else matrix, b, axis)
+
+
+def _nan_unless_definite(v: Any, factor: Any) -> Any:
+    """A Hermitian matrix whose numbers are NaN where those of its Cholesky factor are.
+
+    The factor is one of a matrix without derivatives, so it does not solve in the place of this.
+    """
+    batch = len(v.shape) - 2
+    leaves = [x for x in jax.tree.leaves((v, factor)) if inexact(x)]
+    if not is_known_hermitian(v) or any(x.ndim < batch for x in leaves):
+        return None
+    bad = [
+        jnp.isnan(x).any(tuple(range(batch, x.ndim)))
+        for x in jax.tree.leaves(factor)
+        if inexact(x)
+    ]
+    is_bad = functools.reduce(jnp.logical_or, bad, jnp.zeros(v.shape[:-2], bool))
+    mark = lambda x: jnp.where(lax.expand_dims(is_bad, range(batch, x.ndim)), jnp.nan, x)
+    return jax.tree.map(lambda x: mark(x) if inexact(x) else x, v)
+
+
+def _multiplied_axis(jaxpr: Any) -> tuple[int, bool] | None:
+    """The axis of its second operand along which a jaxpr multiplies with a matrix, its first.
+
+    And whether it multiplies with the transpose. ``None`` if it does anything else.
+    """
+    first, *moves = jaxpr.eqns or [None]
+    if first is None or first.primitive.name != "dot_general":
+        return None
+    numbers = first.params["dimension_numbers"]
+    xs, ys, out = labels(numbers, *(var.aval.ndim for var in first.invars))
+    operands = jaxpr.jaxpr.invars
+    if first.invars not in (operands, operands[::-1]):
+        return None
+    (*_, row, column), of_array = (xs, ys) if first.invars == operands else (ys, xs)
+    for eqn in moves:
+        if eqn.primitive.name == "transpose":
+            out = tuple(out[i] for i in eqn.params["permutation"])
+        elif eqn.primitive.name != "reduce_sum" or eqn.params["axes"]:
+            return None
+    summed, free = (column, row) if column in of_array else (row, column)
+    if tuple(free if label == summed else label for label in of_array) != out:
+        return None
+    return of_array.index(summed), summed == row
 
 
 def _solve_by_parts(matvec: Any, solves: Any, jaxprs: Any, right: Any) -> Any:
@@ -145,7 +216,7 @@ def _only_multiplies(jaxpr: Any) -> bool:
 @register("triangular_solve")
 def _(
     v: Matrix | Scaled,
-    b: Array,
+    b: Array | Matrix | Scaled | Sum | LowRank,
     *,
     left_side: bool,
     lower: bool,
@@ -161,7 +232,23 @@ def _(
     # x A = b is the transpose of A^T x^T = b^T.
     if transpose_a != (not left_side):
         triangle = triangle.transposed()
-    return triangle.solve(b, b.ndim - 2 if left_side else b.ndim - 1)
+    axis = b.ndim - 2 if left_side else b.ndim - 1
+    if isinstance(b, jaxrewrite.Value):
+        return solution_along(triangle, b, axis)
+    return triangle.solve(b, axis)
+
+
+@register("triangular_solve")
+def _(a: Array, b: LowRank, *, left_side: bool, **params: Any) -> Any:
+    """A solve for the columns of the first factor, or for the rows of the second one."""
+    pair = b.as_matrices()
+    if pair is None:
+        return NotImplemented
+    solve = functools.partial(
+        jaxrewrite.bind, "triangular_solve", a, left_side=left_side, **params
+    )
+    columns, rows = pair
+    return LowRank(solve(columns), rows) if left_side else LowRank(columns, solve(rows))
 
 
 # --- factors and eigenvalues ------------------------------------------------------------

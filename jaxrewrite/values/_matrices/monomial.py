@@ -60,6 +60,11 @@ class OnDiagonal(Matrix):
     def known_determinant(self) -> Any:
         return Determinant.of(self.diagonal())
 
+    def known_solution(self, b: Any) -> Any:
+        if isinstance(b, OnDiagonal):
+            return Diagonal(self.solve(b.diagonal(), b.ndim - 2))
+        return matrix_product(self.known_inverse(), b)
+
     def known_eigenvalues(self) -> Any:
         return self.diagonal()
 
@@ -325,6 +330,9 @@ class Identity(OnDiagonal):
     def known_inverse(self) -> Any:
         return self
 
+    def known_solution(self, b: Any) -> Any:
+        return b
+
     def known_exponential(self) -> Any:
         return self.as_multiple().known_exponential()
 
@@ -449,6 +457,11 @@ class ScalarMatrix(OnDiagonal):
 
     def known_inverse(self) -> Any:
         return ScalarMatrix(1 / self.c, self.rows)
+
+    def known_solution(self, b: Any) -> Any:
+        if isinstance(b, (Identity, ScalarMatrix)):
+            return self.map_entries(lambda c, of_b: of_b / c, b.as_multiple())
+        return super().known_solution(b)
 
     def known_exponential(self) -> Any:
         return ScalarMatrix(jnp.exp(self.c), self.rows)
@@ -631,6 +644,9 @@ class Permutation(Matrix):
 
     def known_inverse(self) -> Any:
         return self.transposed()
+
+    def known_solution(self, b: Any) -> Any:
+        return matrix_product(self.transposed(), b)
 
     def known_svd(self) -> Any:
         n = self.order.shape[-1]

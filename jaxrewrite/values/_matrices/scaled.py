@@ -84,6 +84,9 @@ class Scaled(LinearAlgebra, Linear):
                 f"Scaled: scale has dtype {jnp.result_type(self.scale)}, but x has "
                 f"{self.x.dtype}."
             )
+        if getattr(self.scale, "weak_type", isinstance(self.scale, (float, complex))):
+            # So that a transpose, whose scale is not weak, has the same one.
+            vars(self)["scale"] = jnp.asarray(self.scale, self.x.dtype)
 
     def aval(self) -> Any:
         return jax.core.ShapedArray(self.x.shape, self.x.dtype)

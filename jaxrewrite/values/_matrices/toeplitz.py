@@ -350,6 +350,11 @@ class Circulant(Matrix):
         first = jnp.zeros_like(self.column).at[..., 0].set(1)
         return Circulant(self.solve(first, self.column.ndim - 1))
 
+    def known_solution(self, b: Any) -> Any:
+        if not isinstance(b, Circulant):
+            return NotImplemented
+        return Circulant(self.solve(b.column, b.column.ndim - 1))
+
     def known_exponential(self) -> Any:
         column = _fourier(jnp.fft.ifft, jnp.exp(self.known_eigenvalues()))
         column = column if jnp.iscomplexobj(self.column) else column.real

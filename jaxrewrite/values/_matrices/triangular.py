@@ -16,7 +16,7 @@ import jaxrewrite
 from .._base.structured import differs, zero_unless
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, solve_columns, unpivoted
-from .monomial import Diagonal, Identity
+from .monomial import Diagonal, Identity, OnDiagonal
 from .triangle import Triangle, multiply, on_columns
 
 
@@ -207,6 +207,13 @@ class Triangular(Matrix):
     def known_inverse(self) -> Any:
         eye = jnp.broadcast_to(jnp.eye(self.shape[-1], dtype=self.dtype), self.shape)
         return Triangular(self._solve(eye), self.lower)
+
+    def known_solution(self, b: Any) -> Any:
+        if isinstance(b, OnDiagonal):
+            return Triangular(self._solve(b.materialise()), self.lower)
+        if not self._is_like(b):
+            return NotImplemented
+        return Triangular(self._solve(b._kept()), self.lower)
 
     def known_determinant(self) -> Any:
         return Determinant.of(self.diagonal())

@@ -624,6 +624,13 @@ def test_a_symmetric_matrix_made_symmetric_is_a_multiple_of_itself(name, fn):
     assert_same(got, want, 1e-9)
 
 
+@pytest.mark.parametrize("number", [2.0, jnp.asarray(2.0)], ids=["number", "weakly typed"])
+def test_the_transpose_of_a_multiple_has_the_same_number(number):
+    v = Scaled(symmetric_kernel(), number)
+    assert isinstance(implicit(lambda v: (v + v.T) / 2)(v), Scaled)
+    assert not jaxrewrite.make_jaxpr(lambda v: v.T)(v).eqns
+
+
 def test_sums_of_a_matrix_and_itself():
     v = low_rank()
     twice = jaxrewrite.transform(lambda v: v + v)
