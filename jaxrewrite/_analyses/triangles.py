@@ -54,7 +54,7 @@ class Triangles:
         self._written = Written(eqns, {})
 
     def __call__(self, atom: Any) -> Triangle | None:
-        if type(atom) is Literal or atom.aval.dtype != jnp.bool_ or atom.aval.ndim < 2:
+        if type(atom) is Literal or not _is_mask(atom.aval):
             return None
         if atom in self._facts:
             return self._facts[atom]
@@ -129,6 +129,11 @@ class Triangles:
 
 # The primitives that keep an index as it is, but for its axis.
 _OF_THE_SAME = ("broadcast_in_dim", "copy", "convert_element_type")
+
+
+def _is_mask(aval: Any) -> bool:
+    # What is no array, such as a reference or a token, may have no dtype.
+    return getattr(aval, "dtype", None) == jnp.bool_ and len(aval.shape) >= 2
 
 
 def _is_held(index: _Index, aval: Any) -> bool:
