@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax.tree_util import tree_leaves
 
 from .. import _compat
 from .._analyses.triangles import Triangle, Triangles
@@ -53,8 +54,8 @@ class Cleared(OperandsHook):
         if len(operands) != 3 or self._is_of_the_call or is_value(operands[0]):
             return eqn, operands
         written = self._analysis(Written)
-        cases = [with_zeros(written, x) for x in operands[1:]]
-        kept = [i for i, x in enumerate(cases) if not is_zeros(x)]
+        cases = operands[1:]
+        kept = [i for i, x in enumerate(cases) if not _is_cleared(written, x)]
         if len(kept) != 1 or not is_value(cases[kept[0]]):
             return eqn, operands
         (place,) = kept
@@ -80,6 +81,12 @@ class Cleared(OperandsHook):
 
 
 register_operands_hook(Cleared)
+
+
+def _is_cleared(written: Written, x: Any) -> bool:
+    """Whether an operand is zeros, none of which is negative, or has adopted them."""
+    is_positive = all(written(leaf).is_positive_zero for leaf in tree_leaves(x))
+    return is_positive and is_zeros(with_zeros(written, x))
 
 
 @functools.cache

@@ -26,7 +26,7 @@ from .algebra import (
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, negated, solve_factor, swapped, turned
-from .monomial import Diagonal, Identity, ScalarMatrix, sorted_svd
+from .monomial import Diagonal, Identity, sorted_svd
 from .solutions import solution
 from .triangular import Triangular
 
@@ -155,15 +155,15 @@ class Kronecker(Matrix):
         return self.map_factors(transform(jnp.multiply), other)
 
     def join(self, other: Any) -> Any:
-        """A multiple of the identity is a product of identities, one of which has the number."""
-        if not self.solvable or not isinstance(other, (Identity, ScalarMatrix)):
+        """The identity is a product of identities.
+
+        A multiple of it is not: a number that is infinite would meet zeros of other factors.
+        """
+        if not self.solvable or not isinstance(other, Identity):
             return super().join(other)
-        factors: list[Any] = [
-            Identity(x.shape[-1], other.dtype, self.batch) for x in self.factors
-        ]
-        factors[0] = ScalarMatrix(other.as_multiple().c, factors[0].rows)
-        pairs = zip(self.factors, factors, strict=True)
-        alike = [y if isinstance(x, Matrix) else y.materialise() for x, y in pairs]
+        ones = [Identity(x.shape[-1], other.dtype, self.batch) for x in self.factors]
+        pairs = zip(self.factors, ones, strict=True)
+        alike = [one if isinstance(x, Matrix) else one.materialise() for x, one in pairs]
         return self, Kronecker(*alike)
 
     def cast(self, dtype: Any) -> Any:

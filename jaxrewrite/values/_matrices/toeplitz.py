@@ -389,7 +389,7 @@ class Circulant(Matrix):
 
 def _first_column(v: Identity | ScalarMatrix) -> Any:
     diagonal = v.diagonal()
-    return jnp.where(jnp.arange(v.rows) == 0, diagonal, 0)
+    return jnp.where(jnp.arange(v.rows) == 0, diagonal, jnp.zeros_like(diagonal))
 
 
 class _Fourier(Matrix):

@@ -32,8 +32,9 @@ def normal(*shape):
 X = normal(6, 6)
 DIAGONALS = {
     "Identity": Identity(6),
-    "ScalarMatrix": ScalarMatrix(jnp.float32(3), 6),
-    "Diagonal": Diagonal(X[0]),
+    "ScalarMatrix": ScalarMatrix(jnp.float32(-3), 6),
+    "an infinite ScalarMatrix": ScalarMatrix(jnp.float32(jnp.inf), 6),
+    "Diagonal": Diagonal(X[0].at[1].set(jnp.nan)),
 }
 MATRICES = {
     "BlockDiagonal": BlockDiagonal(normal(2, 3, 3)),
@@ -46,9 +47,12 @@ MATRICES = {
     "Toeplitz": Toeplitz(X[0], X[1]),
     "Kronecker": Kronecker(normal(2, 2), normal(3, 3)),
     "Kronecker of values": Kronecker(Diagonal(X[0, :2]), Symmetric(X[:3, :3])),
+    "Kronecker with an identity": Kronecker(Identity(2), X[:3, :3]),
 }
-# Their structure has one number on the whole diagonal.
-OF_ONE_NUMBER = ("Circulant", "Toeplitz", "Kronecker", "Kronecker of values")
+PRODUCTS = [name for name in MATRICES if name.startswith("Kronecker")]
+# Those with one number on the whole diagonal, and those without a number.
+JOINED = dict.fromkeys(("Circulant", "Toeplitz"), [x for x in DIAGONALS if x != "Diagonal"])
+JOINED |= dict.fromkeys(PRODUCTS, ("Identity",))
 
 
 def choose(p, v, w):
@@ -58,9 +62,7 @@ def choose(p, v, w):
 @pytest.mark.parametrize("name", MATRICES)
 def test_a_matrix_on_its_diagonal_joins_one_with_more_entries(name):
     v = MATRICES[name]
-    for kind, w in DIAGONALS.items():
-        if kind == "Diagonal" and name in OF_ONE_NUMBER:
-            continue
+    for w in (DIAGONALS[kind] for kind in JOINED.get(name, DIAGONALS)):
         for x, y in ((v, w), (w, v)):
             for p in (True, False):
                 result = transform(choose, materialise="forbid")(jnp.array(p), x, y)
@@ -70,12 +72,22 @@ def test_a_matrix_on_its_diagonal_joins_one_with_more_entries(name):
                 )
 
 
-def test_a_diagonal_does_not_join_a_matrix_of_one_number():
-    for name in OF_ONE_NUMBER:
-        v, w = MATRICES[name], DIAGONALS["Diagonal"]
-        result = transform(choose, materialise="allow")(jnp.array(False), v, w)
-        assert isinstance(result, jax.Array)
-        np.testing.assert_array_equal(result, materialise(w))
+def test_numbers_that_a_structure_does_not_have_do_not_join_it():
+    for name, kinds in JOINED.items():
+        for kind in DIAGONALS.keys() - kinds:
+            v, w = MATRICES[name], DIAGONALS[kind]
+            result = transform(choose, materialise="allow")(jnp.array(False), v, w)
+            assert isinstance(result, jax.Array)
+            np.testing.assert_array_equal(result, materialise(w))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "complex64"])
+def test_dtypes_stay(dtype):
+    for v in (v for name, v in MATRICES.items() if name not in PRODUCTS):
+        cast, one = transform(lambda v: v.astype(dtype))(v), Identity(6, dtype)
+        result = transform(choose, materialise="allow")(jnp.array(False), cast, one)
+        assert result.dtype == dtype
+        np.testing.assert_array_equal(materialise(result), materialise(one))
 
 
 def test_what_is_known_of_signs_is_not_taken_from_one_branch():

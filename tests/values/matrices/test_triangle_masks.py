@@ -11,7 +11,7 @@ from jax.scipy.stats import multivariate_normal
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, Rules, materialise, transform
-from jaxrewrite.values import Kronecker, Symmetric, Toeplitz, Unitful
+from jaxrewrite.values import Kronecker, LowRank, Symmetric, Toeplitz, Unitful
 
 
 N = 5
@@ -109,6 +109,13 @@ def test_an_argument_beside_the_mask_is_not_taken_for_zeros():
     other = normal(N, N)
     result = transform(fn, materialise="allow")(V, other)
     np.testing.assert_array_equal(result, fn(A, other))
+
+
+def test_negative_zeros_stay():
+    fn = lambda v: 1 / jnp.where(jnp.tri(N, dtype=bool), v, -0.0)
+    v = LowRank(jnp.ones((N, 1)), jnp.ones((1, N)))
+    result = transform(fn, materialise="allow")(v)
+    np.testing.assert_array_equal(result, fn(materialise(v)))
 
 
 def test_a_mask_in_a_loop_is_known_where_each_turn_has_it():
