@@ -226,6 +226,12 @@ returns, and a value that is zero for any leaves, such as a ``values.Zero``; and
 zero, and for all other numbers that a program writes, they are the array that they are, with which
 the type's ``join`` may go on, as that of an annotation does.
 
+``jnp.pad`` and ``jax.lax.pad`` with zeros that the program writes, also between the elements of a stack, pad the leaves, where the type
+has leaves for each element and an element is zero where they are. So ``jax.lax.associative_scan`` of products keeps stacks of matrices
+whose products are of their own type: ``Diagonal``, ``ScalarMatrix``, ``BlockDiagonal``, ``Circulant``, ``Triangular``, ``LowRank``.
+A stack of products of another structure, as of ``Banded`` matrices, becomes dense beside the first matrix, and so does
+one that is not zero for any leaves, such as a stack of permutations.
+
 A program may place an array: by ``in_shardings`` and ``out_shardings`` of a ``jax.jit`` inside
 it, by ``jax.device_put``, or by a sharding constraint. Each leaf of a value is then placed as
 ``Value.leaf_specs`` defines. If the type does not define it for any leaf, the user is
