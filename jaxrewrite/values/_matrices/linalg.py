@@ -117,7 +117,11 @@ def _solution(matvec: Any, solves: Any, jaxprs: Any, b: Any) -> Any:
     if matrix is None:
         return NotImplemented
     axis, is_transposed = multiplied
-    return solution_along(swapped(matrix) if is_transposed else matrix, b, axis)
+    known = solution_along(swapped(matrix) if is_transposed else matrix, b, axis)
+    # The derivative of a determinant takes the trace of a solution by a mask, under which a
+    # matrix without entries would become dense by the policy.
+    has_entries = isinstance(known, Matrix) and known.entries is not None
+    return known if has_entries else NotImplemented
 
 
 def _nan_unless_definite(v: Any, factor: Any) -> Any:
