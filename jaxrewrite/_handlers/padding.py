@@ -15,15 +15,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from .. import _compat
 from .._analyses.written import Written
 from .._compat import JaxprEqn
-from .._core.avals import avals_of, children, is_adopted, values_inside
+from .._core.avals import avals_of, values_inside
 from .._core.hooks import OperandsHook, register_operands_hook
 from .._core.rewrite import leafwise_handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
-from .._joins.zeros import Zeros, is_zero_where_leaves_are
+from .._joins.zeros import Zeros, is_zero_where_leaves_are, with_positive_zeros
 from .stacking import element_within, on_vars, restacked
 
 
@@ -82,17 +81,7 @@ class PaddingInside(OperandsHook):
         value, number = operands
         if not is_value(number) or not [*values_inside(value)]:
             return eqn, operands
-        return eqn, [value, _shown(self._analysis(Written), number)]
-
-
-def _shown(written: Written, number: Operand) -> Operand:
-    if is_value(number):
-        if not is_adopted(number):
-            return number
-        parts, treedef = children(number)
-        return tree_unflatten(treedef, [_shown(written, part) for part in parts])
-    is_zero = written(number).is_positive_zero
-    return Zeros(_compat.strong(number.aval)) if is_zero else number
+        return eqn, [value, with_positive_zeros(self._analysis(Written), number)]
 
 
 register_operands_hook(PaddingInside)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax.tree_util import tree_leaves
 
 from .. import _compat
 from .._analyses.triangles import Triangle, Triangles
@@ -22,7 +21,7 @@ from .._core.hooks import Analysis, OperandsHook, register_operands_hook
 from .._core.settings import Settings
 from .._core.value import is_value
 from .._functions.called import find_called
-from .._joins.zeros import is_zeros, with_zeros
+from .._joins.zeros import is_zeros, with_positive_zeros
 
 
 class Cleared(OperandsHook):
@@ -55,7 +54,9 @@ class Cleared(OperandsHook):
             return eqn, operands
         written = self._analysis(Written)
         cases = operands[1:]
-        kept = [i for i, x in enumerate(cases) if not _is_cleared(written, x)]
+        kept = [
+            i for i, x in enumerate(cases) if not is_zeros(with_positive_zeros(written, x))
+        ]
         if len(kept) != 1 or not is_value(cases[kept[0]]):
             return eqn, operands
         (place,) = kept
@@ -81,12 +82,6 @@ class Cleared(OperandsHook):
 
 
 register_operands_hook(Cleared)
-
-
-def _is_cleared(written: Written, x: Any) -> bool:
-    """Whether an operand is zeros, none of which is negative, or has adopted them."""
-    is_positive = all(written(leaf).is_positive_zero for leaf in tree_leaves(x))
-    return is_positive and is_zeros(with_zeros(written, x))
 
 
 @functools.cache

@@ -102,16 +102,23 @@ def with_zeros(written: Callable[[Any], Fact], operand: Any) -> Any:
 
     It may be inside of a value that has adopted the array.
     """
+    return _shown(operand, lambda x: type(x) is not Literal and written(x).is_zero)
+
+
+def with_positive_zeros(written: Callable[[Any], Fact], operand: Any) -> Any:
+    """The same but for negative zeros, and also for a literal."""
+    return _shown(operand, lambda x: written(x).is_positive_zero)
+
+
+def _shown(operand: Any, is_zero: Callable[[Any], bool]) -> Any:
     if is_value(operand):
         if not is_adopted(operand):
             return operand
         parts, treedef = children(operand)
-        new_parts = [with_zeros(written, part) for part in parts]
+        new_parts = [_shown(part, is_zero) for part in parts]
         is_same = all(x is part for x, part in zip(new_parts, parts, strict=True))
         return operand if is_same else tree_unflatten(treedef, new_parts)
-    if type(operand) is Literal or not written(operand).is_zero:
-        return operand
-    return Zeros(_compat.strong(operand.aval))
+    return Zeros(_compat.strong(operand.aval)) if is_zero(operand) else operand
 
 
 def results_with_zeros(site: Site, body: Rewritten, operands: Sequence[Any]) -> list[Any]:

@@ -286,8 +286,9 @@ class _Item(NamedTuple):
     def of(cls, x: Any) -> tuple[_Item, list[Any]]:
         """The item, and the arrays in it."""
         leaves, treedef = tree_flatten(x)
-        arrays = [leaf for leaf in leaves if _compat.is_array(leaf)]
-        held = [_RESULT if _compat.is_array(leaf) else leaf for leaf in leaves]
+        is_result = [_compat.is_array(leaf) for leaf in leaves]
+        arrays = [leaf for leaf, r in zip(leaves, is_result, strict=True) if r]
+        held = [_RESULT if r else leaf for leaf, r in zip(leaves, is_result, strict=True)]
         return cls(treedef, held, is_value(x)), arrays
 
     def filled(self, results: Iterator[Any]) -> Any:

@@ -100,7 +100,7 @@ def test_gradients_and_batches_of_programs_that_return_them():
     np.testing.assert_array_equal(result, jnp.stack([V @ X, 4 * (V @ X)]))
 
 
-def test_explain_and_reports_take_them():
+def test_explain_and_make_jaxpr_take_them():
     program = PROGRAMS["one in the other"]
     assert "dot_general" in str(jaxrewrite.explain(program)(V))
     jaxpr = jaxrewrite.make_jaxpr(program)(V)

@@ -228,7 +228,7 @@ the type's ``join`` may go on, as that of an annotation does.
 
 ``jnp.pad`` and ``jax.lax.pad`` with zeros that the program writes, also between the elements of a stack, pad the leaves, where the type
 has leaves for each element and an element is zero where they are. So ``jax.lax.associative_scan`` of products keeps stacks of matrices
-whose products are of their own type: ``Diagonal``, ``ScalarMatrix``, ``BlockDiagonal``, ``Circulant``, ``Triangular``, ``LowRank``.
+whose products are of their own type: ``Diagonal``, ``ScalarMatrix``, ``BlockDiagonal``, ``Circulant``, ``Triangular``, and ``LowRank`` from three elements on.
 A stack of products of another structure, as of ``Banded`` matrices, becomes dense beside the first matrix, and so does
 one that is not zero for any leaves, such as a stack of permutations.
 

@@ -7,14 +7,13 @@ accurate than the dense one, so no inverse of a dense part is multiplied by the 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax.numpy as jnp
 
 import jaxrewrite
 
-from .algebra import LinearAlgebra, is_square, on_fields
+from .algebra import LinearAlgebra, on_fields
 from .lazily import lazily
 from .low_rank import LowRank
 from .matrix import closed_product, solve_factor, swapped
@@ -59,8 +58,6 @@ def _of_parts(a: Any, b: Any) -> Any:
         return first if first is NotImplemented else Product((first, *b.factors[1:]))
     if isinstance(a, Scaled):
         return _multiple(_of_parts(a.x, b), 1 / a.scale)
-    if isinstance(a, Product) and all(map(is_square, a.factors)):
-        return functools.reduce(lambda b, factor: _of_parts(factor, b), a.factors, b)
     return on_fields(_of_matrices, a, b)
 
 

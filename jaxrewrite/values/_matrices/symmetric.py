@@ -141,12 +141,9 @@ class Symmetric(Matrix):
 
     def join(self, other: Any) -> Any:
         # What is known of their signs differs.
-        v = Symmetric(self.x)
-        return (
-            (v, Symmetric(other.x))
-            if isinstance(other, Symmetric)
-            else Matrix.join(v, other)
-        )
+        if isinstance(other, Symmetric):
+            return Symmetric(self.x), Symmetric(other.x)
+        return Matrix.join(Symmetric(self.x), other)
 
     def lift_tangent(self, tangent: Any) -> Any:
         # If the array is symmetric for all leaves, so is its tangent.

@@ -15,6 +15,7 @@ from jaxrewrite.values import (
     Identity,
     Kronecker,
     LowRank,
+    OneHot,
     Permutation,
     Product,
     ScalarMatrix,
@@ -82,6 +83,7 @@ _RIGHT_SIDES = {
         (jnp.linalg.solve,),
         Triangular,
     ),
+    "one-hot rows": (_TURNED, OneHot(jnp.arange(4), 4), (jnp.linalg.solve,), OneHot),
     "lazily": (_D, _TWO, _BY_FACTORS, Product),
     "low rank": (_BLOCKS, _LOW, _BY_FACTORS, LowRank),
     "low rank beside a band": (
