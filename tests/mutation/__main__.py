@@ -15,7 +15,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -107,44 +107,90 @@ def known_survivors() -> set[str]:
     return {line for line in lines if line and not line.startswith((" ", "#"))}
 
 
+class Met(NamedTuple):
+    """A test that runs a line."""
+
+    took: float
+    test: str
+    # How much of what few tests run in the same file it runs.
+    relevance: float
+
+
 class Record:
     """The tests that run each line: what `mutation.recorder` wrote, a part for each process."""
 
     def __init__(self, parts: Any) -> None:
         self._parts = []
         for part in parts:
-            bits = [(took, test, int(b, 16)) for test, (took, b) in part["tests"].items()]
-            self._parts.append(({p: i for i, p in enumerate(part["places"])}, bits))
+            numbers = {place: number for number, place in enumerate(part["places"])}
+            tests = [(took, test, _bits(lines)) for test, (took, lines) in part["tests"].items()]
+            self._parts.append((numbers, tests))
 
-    def tests_of(self, place: str) -> list[tuple[float, str]]:
-        """The tests that run a line, each with its seconds."""
-        return [
-            (took, test)
-            for numbers, bits in self._parts
-            if place in numbers
-            for took, test, lines in bits
-            if lines >> numbers[place] & 1
-        ]
+    def tests_of(self, place: str) -> list[Met]:
+        """The tests that run a line."""
+        file = place.partition(":")[0]
+        found = []
+        counts: collections.Counter[str] = collections.Counter()
+        for numbers, tests in self._parts:
+            of_file = [(p, i) for p, i in numbers.items() if p.partition(":")[0] == file]
+            for took, test, bits in tests:
+                run = [p for p, i in of_file if _is_set(bits, i)]
+                counts.update(run)
+                if place in run:
+                    found.append((took, test, run))
+        return [Met(*own, sum(1 / counts[p] for p in run)) for *own, run in found]
 
 
-def _relevant(tests: list[tuple[float, str]], most: float) -> list[list[str]]:
-    """The quickest tests of a line in each file, as many as there is time for.
+def _bits(lines: str) -> bytes:
+    return int(lines, 16).to_bytes(len(lines) // 2 + 1, "little")
 
-    The quickest of each file come first, then the second of each, and so on: what one file asks
-    is much alike. They come in portions, each of which takes longer than the one before: most
-    defects are found by a few tests, and then the files of the others are not imported.
+
+def _is_set(bits: bytes, number: int) -> bool:
+    byte, bit = divmod(number, 8)
+    return byte < len(bits) and bool(bits[byte] >> bit & 1)
+
+
+def _relevant(tests: list[Met], most: float) -> list[list[str]]:
+    """Of the tests of a line as many as there is time for, in two halves.
+
+    In the first one the quickest of each file come first, then the second of each, and so on: what
+    one file asks is much alike. In the second one are those that, in a second, run most of what few
+    tests run in the file of the line: where all programs pass a line, they are the tests of what it
+    is for.
     """
     met: collections.Counter[str] = collections.Counter()
-    in_turn = []
-    for took, test in sorted(tests):
+    turns = []
+    for took, test, _ in sorted(tests):
         file = test.partition("::")[0]
-        in_turn.append((met[file], took, test))
+        turns.append((met[file], took, test))
         met[file] += 1
+    in_turn = [(took, test) for _, took, test in sorted(turns)]
+    quick = _as_many(in_turn, most / 2) or in_turn[:1]
+    chosen = {test for _, test in quick}
+    others = [x for x in tests if x.test not in chosen]
+    others.sort(key=lambda x: -x.relevance / max(x.took, _FIRST_PORTION))
+    return _in_portions([*quick, *_as_many(((x.took, x.test) for x in others), most / 2)])
+
+
+def _as_many(tests: Iterable[tuple[float, str]], most: float) -> list[tuple[float, str]]:
+    """Those for which there is time left."""
+    chosen: list[tuple[float, str]] = []
+    seconds = 0.0
+    for took, test in tests:
+        if seconds + took <= most:
+            chosen.append((took, test))
+            seconds += took
+    return chosen
+
+
+def _in_portions(tests: Iterable[tuple[float, str]]) -> list[list[str]]:
+    """Each portion takes longer than the one before.
+
+    Most defects are found by a few tests, and then the files of the others are not imported.
+    """
     portions: list[list[str]] = [[]]
     seconds = 0.0
-    for _, took, test in sorted(in_turn):
-        if any(portions) and seconds + took > most:
-            continue
+    for took, test in tests:
         if seconds > _FIRST_PORTION * 4 ** (len(portions) - 1):
             portions.append([])
         portions[-1].append(test)
@@ -296,6 +342,7 @@ def _run_tests(
 
 def _report(verdicts: dict[str, list[Defect]], count: int) -> str:
     numbers = ", ".join(f"{len(own)} {verdict}" for verdict, own in verdicts.items())
+    kinds = collections.Counter(x.kind for own in verdicts.values() for x in own)
     alive = [
         defect
         for verdict, own in verdicts.items()
@@ -303,8 +350,15 @@ def _report(verdicts: dict[str, list[Defect]], count: int) -> str:
         if verdict not in ("killed", "known")
     ]
     share = 1 - len(alive) / max(count, 1)
-    lines = [f"{count} defects: {numbers}; {share:.1%} are found or known."]
-    return "\n".join([*lines, *sorted(map(str, alive))])
+    alive_kinds = collections.Counter(defect.kind for defect in alive)
+    by_kind = [f"{n - alive_kinds[kind]} of {n} {kind}" for kind, n in kinds.most_common()]
+    return "\n".join(
+        [
+            f"{count} defects: {numbers}; {share:.1%} are found or known.",
+            f"By their kinds: {', '.join(by_kind)}.",
+            *sorted(map(str, alive)),
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from mutation.__main__ import PACKAGE, Record, Runs, _relevant, key_of, known_survivors
+from mutation.__main__ import PACKAGE, Met, Record, Runs, _relevant, key_of, known_survivors
 from mutation.plant import defects, planted
 
 
@@ -63,8 +63,8 @@ def test_the_tests_of_a_line_are_those_that_run_it():
     place, other = "a.py:3", "a.py:3 in a lambda"
     first = {"places": [place, other], "tests": {"one": [0.5, "1"], "two": [0.1, "3"]}}
     record = Record([first, {"places": [other], "tests": {"three": [2.0, "1"]}}])
-    assert record.tests_of(place) == [(0.5, "one"), (0.1, "two")]
-    assert record.tests_of(other) == [(0.1, "two"), (2.0, "three")]
+    assert record.tests_of(place) == [(0.5, "one", 0.5), (0.1, "two", 1.0)]
+    assert record.tests_of(other) == [(0.1, "two", 1.0), (2.0, "three", 0.5)]
     assert record.tests_of("a.py:4") == []
 
 
@@ -74,9 +74,15 @@ def test_arguments_that_can_change_places_stay():
 
 
 def test_each_file_has_its_turn():
-    tests = [(0.1, "a::1"), (0.2, "a::2"), (0.3, "a::3"), (0.4, "b::1"), (90.0, "c::1")]
-    assert _relevant(tests, 1.0) == [["a::1", "b::1"], ["a::2", "a::3"]]
-    assert _relevant(tests[-1:], 1.0) == [["c::1"]]
+    took = {"a::1": 0.1, "a::2": 0.2, "a::3": 0.3, "b::1": 0.4, "c::1": 90.0}
+    tests = [Met(seconds, test, 1.0) for test, seconds in took.items()]
+    assert _relevant(tests, 2.0) == [["a::1", "b::1"], ["a::2", "a::3"]]
+    assert _relevant(tests[-1:], 2.0) == [["c::1"]]
+
+
+def test_what_all_programs_pass_has_the_tests_of_what_it_is_for():
+    tests = [Met(0.25, f"a::{i}", 1.0) for i in range(8)] + [Met(0.5, "a::own", 9.0)]
+    assert _relevant(tests, 1.0) == [["a::0"], ["a::1", "a::own"]]
 
 
 def test_survivors_that_are_listed_are_defects_of_the_library():
