@@ -123,7 +123,9 @@ class Record:
         self._parts = []
         for part in parts:
             numbers = {place: number for number, place in enumerate(part["places"])}
-            tests = [(took, test, _bits(lines)) for test, (took, lines) in part["tests"].items()]
+            tests = [
+                (took, test, _bits(lines)) for test, (took, lines) in part["tests"].items()
+            ]
             self._parts.append((numbers, tests))
 
     def tests_of(self, place: str) -> list[Met]:
