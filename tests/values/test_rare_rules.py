@@ -405,6 +405,15 @@ def test_annotations_are_traced(name, bulk):
                     trace(fn, *operands)
 
 
+@pytest.mark.parametrize("fn", [jnp.maximum, jnp.arctan2, lax.lt])
+def test_zeros_make_no_other_value_dense(fn):
+    zero, low = Zero((4, 4)), case("low_rank")
+    for args in [(zero, low), (low, zero)]:
+        with pytest.raises(jaxrewrite.MaterialisationError, match="on LowRank"):
+            transform(fn, materialise="forbid")(*args)
+
+
+
 def test_zeros_are_traced(bulk):
     zero, ones = Zero((4, 4)), Constant(jnp.float32(1), (4, 4))
     for name in BINARY:
