@@ -263,7 +263,7 @@ def test_only_the_transpose_of_a_linear_call_needs_the_value():
 # --- what stays dense, and what JAX makes of it ------------------------------------
 
 
-def test_host_callbacks_get_arrays_in_order():
+def test_host_callbacks_get_arrays_in_order(leak_checks):
     seen = []
 
     def fn(v, x):
@@ -276,8 +276,7 @@ def test_host_callbacks_get_arrays_in_order():
         return out
 
     v = make("lora")
-    with jax.checking_leaks():
-        out = allow(fn)(v, X)
+    out = allow(fn)(v, X)
     jax.effects_barrier()
     np.testing.assert_allclose(out, v.materialise(), rtol=1e-6)
     assert [kind for kind, _ in seen] == ["debug", "io"]
