@@ -55,20 +55,19 @@ def summed(fn):
     return total
 
 
-def check(fn, v, x=X, slopes_eagerly=False):
-    """Forward, under jit, and both ways of differentiating, by the dense program.
+def check(fn, v, x=X, eagerly=False):
+    """Under jit, or also without it, and both ways of differentiating, by the dense program.
 
-    Without jit, JAX compiles each part of a gradient by itself.
+    Without jit, JAX compiles each equation of a body by itself.
     """
     transformed = transform(fn, materialise="allow")
     dense = lambda v, x: fn(jaxrewrite.materialise(v), x)
     want = jax.jit(dense)(v, x)
     slopes = jax.jit(jax.grad(summed(dense), (0, 1)))(v, x)
-    out = transformed(v, x)
-    assert_same(jaxrewrite.materialise(out), want, 1e-4)
-    assert_same(jaxrewrite.materialise(jax.jit(transformed)(v, x)), want, 1e-4)
     gradient = jax.grad(summed(transformed), (0, 1))
-    for wrap in (jax.jit, *([lambda f: f] if slopes_eagerly else [])):
+    for wrap in (*([lambda f: f] if eagerly else []), jax.jit):
+        out = wrap(transformed)(v, x)
+        assert_same(jaxrewrite.materialise(out), want, 1e-4)
         assert_same_leaves(wrap(gradient)(v, x), slopes, 1e-3)
     implicit = lambda *a: jaxrewrite.materialise(transformed(*a))
     along, want = (
@@ -124,7 +123,7 @@ def test_values_split_along_both_axes(mesh, no_leak_checks):
         (P("i", "j"), P("j")),
         P("i"),
     )(v, x)
-    check(fn, SPLIT, slopes_eagerly=True)
+    check(fn, SPLIT, eagerly=True)
     assert equation(fn, SPLIT, X).params["in_specs"][:3] == (
         P("i", "j"),
         P("i", None),
@@ -154,7 +153,8 @@ def test_leaves_that_vary_over_other_axes_than_the_array_meet(mesh):
     for fn, v, spec in programs:
         split = on(mesh, lambda v, fn=fn: fn(v).sum()[None], spec, P(("i", "j")))
         got = jax.jit(transform(split, materialise="allow"))(v)
-        np.testing.assert_allclose(got, split(v.materialise()), rtol=1e-5)
+        want = jax.jit(split)(v.materialise())
+        np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 @pytest.mark.parametrize("format", every(3, ["bcsr", "bcoo", "bcsc"]))
@@ -329,8 +329,8 @@ def test_leaves_that_vary_meet_leaves_that_do_not(mesh):
 
     for body, out in ((branches, P(("i", "j"))), (turns, P("i"))):
         fn = lambda v, x, body=body, out=out: on(mesh, body, (P(), P("i")), out)(v, x)
-        want = fn(v.materialise(), X)
-        got = transform(fn, materialise="allow")(v, X)
+        want = jax.jit(fn)(v.materialise(), X)
+        got = jax.jit(transform(fn, materialise="allow"))(v, X)
         np.testing.assert_allclose(got, want, rtol=1e-5)
         carried = [eqn.primitive.name for eqn in equation(fn, v, X).params["jaxpr"].eqns]
         assert {"cond", "scan"} & set(carried)
@@ -380,8 +380,8 @@ def test_collectives_on_values_keep_their_results_right(mesh):
         return lax.psum(x @ v, "i"), lax.all_gather(x, "i", tiled=True) @ v
 
     fn = lambda v, x: on(mesh, body, (P(), P("i")), (P(), P(None)), check_vma=False)(v, x)
-    got = transform(fn)(LORA, X)
-    want = fn(LORA.materialise(), X)
+    got = jax.jit(transform(fn))(LORA, X)
+    want = jax.jit(fn)(LORA.materialise(), X)
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-5), got, want)
 
 
@@ -411,7 +411,7 @@ def test_collectives_move_the_leaves(mesh):
             fn = lambda v, body=body: on(mesh, lambda v: jnp.sin(body(v)), P("i"), P("i"))(
                 v
             )
-            want = fn(v.materialise())
+            want = jax.jit(fn)(v.materialise())
             got = jax.jit(transform(fn, materialise="allow"))(v)
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
         eqns = equation(fn, CODED).params["jaxpr"].eqns
@@ -425,10 +425,10 @@ def test_what_may_differ_from_device_to_device_is_not_taken_for_the_same(mesh):
         fn = lambda v, vma=check_vma: on(
             mesh, lambda v: gather(v), P("i"), P("i"), check_vma=vma
         )(v)
-        want = fn(CODED.materialise())
+        want = jax.jit(fn)(CODED.materialise())
         rules = jaxrewrite.Rules()
         rules.register("mul", exchange="operands")(_scaled)
-        got = transform(fn, rules=rules, materialise="allow")(CODED)
+        got = jax.jit(transform(fn, rules=rules, materialise="allow"))(CODED)
         np.testing.assert_allclose(jaxrewrite.materialise(got), want, rtol=1e-5)
 
 
@@ -455,7 +455,8 @@ def test_a_leaf_that_differs_from_device_to_device_does_not_leave_unsplit(mesh, 
         got = jaxrewrite.materialise(
             jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), got)
         )
-        np.testing.assert_allclose(got, fn(v.materialise()), rtol=1e-5, err_msg=name)
+        want = jax.jit(fn)(v.materialise())
+        np.testing.assert_allclose(got, want, rtol=1e-5, err_msg=name)
     fn = lambda v: on(mesh, bodies["shard"][0], (P("i"), P("i")), P("i"))(v, own)
     with pytest.raises(jaxrewrite.MaterialisationError, match="may differ from device to"):
         transform(fn, materialise="forbid")(v)
