@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import resource
 
+import both_ends
 import bytecode
 
 
@@ -104,6 +105,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    both_ends.install(config)
     compile_cache.keep_compiled_programs(config)
     if not config.getoption("--xla"):
         numpy_backend.install()

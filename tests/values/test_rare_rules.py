@@ -413,7 +413,6 @@ def test_zeros_make_no_other_value_dense(fn):
             transform(fn, materialise="forbid")(*args)
 
 
-
 def test_zeros_are_traced(bulk):
     zero, ones = Zero((4, 4)), Constant(jnp.float32(1), (4, 4))
     for name in BINARY:
