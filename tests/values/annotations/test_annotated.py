@@ -801,6 +801,9 @@ def test_nothing_is_missing_where_there_is_nothing(bulk):
     padded = lambda x, k: lax.conv_general_dilated(x, k, (1,), ((3, 3),))
     got = run(padded)(row, jnp.ones((1, 1, 2))).mask[0, 0]
     np.testing.assert_array_equal(got, [0, 0, 0, 0, 0, 1, 1, 0, 0])
+    padded = lambda x, k: lax.conv_general_dilated(x, k, (1, 1), ((0, 0), (3, 3)))
+    got = run(padded)(row[:, :, None], jnp.ones((1, 1, 1, 2))).mask[0, 0, 0]
+    np.testing.assert_array_equal(got, [0, 0, 0, 0, 0, 1, 1, 0, 0])
 
 
 COUNTING = {
