@@ -16,6 +16,10 @@ import jaxrewrite
 from jaxrewrite import bind, register, same_structure, transform
 
 from .algebra import (
+    dense_cholesky,
+    dense_eigh,
+    dense_singular_values,
+    dense_svd,
     diagonal_of,
     is_known_hermitian,
     is_known_unitary,
@@ -295,14 +299,14 @@ class Kronecker(Matrix):
         return self._decomposed("known_reduced_svd")
 
     def _decomposed(self, hook: str) -> Any:
-        fn = functools.partial(jnp.linalg.svd, full_matrices=False)
-        us, sizes, vhs = zip(*(known_or(x, hook, fn) for x in self.factors), strict=True)
+        decompositions = [known_or(x, hook, dense_svd) for x in self.factors]
+        us, sizes, vhs = zip(*decompositions, strict=True)
         size = functools.reduce(_outer_of_vectors, jaxrewrite.materialise(list(sizes)))
         us, vhs = (_of_one_dtype(factors) for factors in (us, vhs))
         return Kronecker(*us), size, Kronecker(*vhs)
 
     def known_singular_values(self) -> Any:
-        fn = functools.partial(jnp.linalg.svd, compute_uv=False)
+        fn = dense_singular_values
         sizes = [known_or(x, "known_singular_values", fn) for x in self.factors]
         size = functools.reduce(_outer_of_vectors, jaxrewrite.materialise(sizes))
         missing = min(self.shape[-2:]) - size.shape[-1]
@@ -312,8 +316,7 @@ class Kronecker(Matrix):
     def known_spectrum(self) -> Any:
         if not self.solvable or not self.is_hermitian:
             return NotImplemented
-        fn = functools.partial(jnp.linalg.eigh, symmetrize_input=False)
-        return self._eigen(lambda x: known_or(x, "known_eigh", fn, True))
+        return self._eigen(lambda x: known_or(x, "known_eigh", dense_eigh, True))
 
     def known_eigh(self, lower: bool) -> Any:
         return self._eigh(lower) if self._triangle_decides else NotImplemented
@@ -322,9 +325,7 @@ class Kronecker(Matrix):
         return self._eigh(True) if self.solvable else super().eigh()
 
     def _eigh(self, lower: bool) -> Any:
-        fn = functools.partial(
-            jnp.linalg.eigh, UPLO="L" if lower else "U", symmetrize_input=False
-        )
+        fn = functools.partial(dense_eigh, UPLO="L" if lower else "U")
         return sorted_eigh(*self._eigen(lambda x: known_or(x, "known_eigh", fn, lower)))
 
     def _eigen(self, eigh: Callable[[Any], Any]) -> tuple[Any, Any]:
@@ -352,8 +353,7 @@ def _of_one_dtype(factors: Any) -> Any:
 
 def _lower(factor: Any) -> Any:
     """The Cholesky factor, a value, so that its type says that it is triangular."""
-    cholesky = lambda a: Triangular(jnp.linalg.cholesky(a, symmetrize_input=False))
-    return known_or(factor, "known_cholesky", cholesky)
+    return known_or(factor, "known_cholesky", lambda a: Triangular(dense_cholesky(a)))
 
 
 def _chosen(which: Any, x: Any, y: Any) -> Any:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 import jaxrewrite
 
-from .algebra import LinearAlgebra, is_known_hermitian, known_or, on_fields, trace_of
+from .algebra import dense_eigh, is_known_hermitian, known_of, known_or, trace_of
 from .kronecker import Kronecker
 from .monomial import ScalarMatrix
 from .spectral import Spectrum, number_of_identity, spectra_of_sums
@@ -71,8 +71,7 @@ def _(total: Sum) -> Spectrum | None:
     parts = _parts(total)
     if parts is None or not all(map(is_known_hermitian, parts)):
         return None
-    fn = functools.partial(jnp.linalg.eigh, symmetrize_input=False)
-    decompositions = [known_or(x, "known_eigh", fn, True) for x in parts]
+    decompositions = [known_or(x, "known_eigh", dense_eigh, True) for x in parts]
     numbers = jaxrewrite.materialise([values for values, _ in decompositions])
     values = functools.reduce(_sums_of_pairs, numbers)
     return Spectrum(values, Kronecker(*(vectors for _, vectors in decompositions)))
@@ -100,8 +99,7 @@ def _(total: Sum) -> Any:
 
 def _exponential(part: Any) -> Any:
     """The result holds as many numbers as the dense part if the type knows none."""
-    dense = lambda x: jax.scipy.linalg.expm(jaxrewrite.materialise(x))
-    if not isinstance(part, LinearAlgebra):
-        return dense(part)
-    known = on_fields(lambda x: x.known_exponential(), part)
-    return dense(part) if known is NotImplemented else known
+    known = known_of(part, "known_exponential")
+    if known is not NotImplemented:
+        return known
+    return jax.scipy.linalg.expm(jaxrewrite.materialise(part))

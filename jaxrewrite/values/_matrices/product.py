@@ -17,9 +17,12 @@ from .._base.contract import contract
 from .._base.sizes import is_less
 from .algebra import (
     LinearAlgebra,
+    dense_singular_values,
+    dense_svd,
     diagonal_of,
     is_known_unitary,
     is_square,
+    known_of,
     known_or,
     on_fields,
 )
@@ -198,8 +201,8 @@ class Product(Matrix):
         core = self._core()
         if core is None:
             return NotImplemented
-        fn = functools.partial(jnp.linalg.svd, compute_uv=False)
-        return _known_or_of_array(self.factors[core], "known_singular_values", fn)
+        hook = "known_singular_values"
+        return _known_or_of_array(self.factors[core], hook, dense_singular_values)
 
     def _core(self) -> int | None:
         """The one factor that has the singular values, if all others are unitary."""
@@ -210,8 +213,7 @@ class Product(Matrix):
         core = self._core()
         if core is None:
             return NotImplemented
-        fn = functools.partial(jnp.linalg.svd, full_matrices=False)
-        decomposition = _known_or_of_array(self.factors[core], hook, fn)
+        decomposition = _known_or_of_array(self.factors[core], hook, dense_svd)
         if decomposition is NotImplemented:
             return NotImplemented
         u, size, vh = decomposition
@@ -258,9 +260,7 @@ def _multiplied(factor: Any, x: Any, axis: int) -> Any:
 
 
 def _known_or_of_array(x: Any, hook: str, fn: Callable[[Any], Any]) -> Any:
-    if isinstance(x, LinearAlgebra):
-        return on_fields(lambda x: getattr(x, hook)(), x)
-    return NotImplemented if isinstance(x, jaxrewrite.Value) else fn(x)
+    return known_of(x, hook) if isinstance(x, jaxrewrite.Value) else fn(x)
 
 
 def _like(factor: Any, x: Any) -> Any:

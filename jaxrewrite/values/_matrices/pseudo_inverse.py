@@ -23,7 +23,7 @@ from jax import lax
 
 import jaxrewrite
 
-from .algebra import LinearAlgebra
+from .algebra import dense_svd, known_or
 from .matrix import Matrix, adjoint, swapped
 
 
@@ -110,14 +110,15 @@ def pseudo_inverse_times(
 ) -> Any:
     r"""The pseudo-inverse of a matrix times an array of shape (\*batch, n, k).
 
-    The matrix is an array, or a value that knows its `known_reduced_svd`.
+    The matrix is an array, or a value that knows its `known_reduced_svd`. Such a value may become one
+    of another form, such as a stack.
     """
     leaves, treedef = jax.tree.flatten(a)
     matrix_of = lambda leaves: jax.tree.unflatten(treedef, leaves)
 
     @jax.custom_jvp
     def product(leaves: Any, tolerance: Any, b: Any) -> Any:
-        u, size, vh = _reduced_svd(matrix_of(leaves))
+        u, size, vh = known_or(matrix_of(leaves), "known_reduced_svd", dense_svd)
         size = nan_unless_finite(jaxrewrite.materialise(size))
         kept = is_kept(size, tolerance, keeps_equal)
         inverse = jnp.where(kept, 1 / jnp.where(kept, size, 1), 0 * size)
@@ -144,18 +145,6 @@ def pseudo_inverse_times(
         return x, tangent + beside - times(a, dot(a, beside))
 
     return product(leaves, tolerance, b)
-
-
-def _reduced_svd(a: Any) -> Any:
-    """The decomposition that is known, or that of the dense array.
-
-    A value whose decomposition is known may become one of another form, such as a stack.
-    """
-    known = a.known_reduced_svd() if isinstance(a, LinearAlgebra) else NotImplemented
-    if known is not NotImplemented:
-        return known
-    svd = jaxrewrite.transform(lambda a: jnp.linalg.svd(a, full_matrices=False))
-    return jaxrewrite.materialise(tuple(svd(a)))
 
 
 def dot(a: Any, x: Any) -> Any:

@@ -20,6 +20,7 @@ from .algebra import (
     diagonal_of,
     is_known_hermitian,
     is_square,
+    known_of,
     known_or,
     of_dense,
     on_fields,
@@ -163,7 +164,7 @@ class Scaled(LinearAlgebra, Linear):
 
     def known_inverse(self) -> Any:
         """The array's inverse divided by the number, if the array knows its inverse."""
-        inverse = self._known("known_inverse")
+        inverse = known_of(self.x, "known_inverse")
         if inverse is NotImplemented:
             return NotImplemented
         return self._of(inverse).rescaled(1 / self.scale)
@@ -177,7 +178,7 @@ class Scaled(LinearAlgebra, Linear):
         if not is_square(self) or self._scales_rows():
             return NotImplemented
         if isinstance(self.x, jaxrewrite.Value):
-            determinant = self._known("known_determinant")
+            determinant = known_of(self.x, "known_determinant")
             if determinant is NotImplemented:
                 return NotImplemented
             determinant = jaxrewrite.materialise(determinant)
@@ -193,7 +194,7 @@ class Scaled(LinearAlgebra, Linear):
 
     def hermitian_part(self) -> Any:
         """A real multiple of that of the array."""
-        part = self._known("hermitian_part")
+        part = known_of(self.x, "hermitian_part")
         if part is NotImplemented or jnp.iscomplexobj(self.scale):
             return NotImplemented
         return self._of(part)
@@ -208,7 +209,7 @@ class Scaled(LinearAlgebra, Linear):
         size = abs(self.scale)
         sign = self.rescaled(jnp.where(size > 0, jnp.sign(self.scale), jnp.nan))
         signed = transform(jnp.multiply)(self.x, sign.factor())
-        factor = on_fields(lambda x: x.known_cholesky(), signed)
+        factor = known_of(signed, "known_cholesky")
         if factor is NotImplemented:
             return NotImplemented
         # A root that is NaN has made NaN of the factor already.
@@ -220,12 +221,14 @@ class Scaled(LinearAlgebra, Linear):
 
     def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         triangle = (
-            NotImplemented if unit_diagonal else self._known("known_triangle", lower, False)
+            NotImplemented
+            if unit_diagonal
+            else known_of(self.x, "known_triangle", lower, False)
         )
         return triangle if triangle is NotImplemented else self._of(triangle)
 
     def known_eigh(self, lower: bool) -> Any:
-        decomposition = self._known("known_eigh", lower)
+        decomposition = known_of(self.x, "known_eigh", lower)
         if decomposition is NotImplemented or jnp.iscomplexobj(self.scale):
             return NotImplemented
         values, vectors = decomposition
@@ -240,7 +243,7 @@ class Scaled(LinearAlgebra, Linear):
         return self._decomposed("known_reduced_svd")
 
     def _decomposed(self, hook: str) -> Any:
-        decomposition = self._known(hook)
+        decomposition = known_of(self.x, hook)
         if decomposition is NotImplemented:
             return NotImplemented
         u, size, vh = decomposition
@@ -255,15 +258,10 @@ class Scaled(LinearAlgebra, Linear):
         return unit.rescaled(phase.astype(u.dtype)), size, vh
 
     def known_singular_values(self) -> Any:
-        singular_values = self._known("known_singular_values")
+        singular_values = known_of(self.x, "known_singular_values")
         if singular_values is NotImplemented:
             return NotImplemented
         return jaxrewrite.materialise(singular_values) * abs(self._of_matrices(1))
-
-    def _known(self, hook: str, *args: Any) -> Any:
-        if not isinstance(self.x, LinearAlgebra):
-            return NotImplemented
-        return on_fields(lambda x: getattr(x, hook)(*args), self.x)
 
     def known_eigenvalues(self) -> Any:
         if not is_square(self) or self._scales_rows():

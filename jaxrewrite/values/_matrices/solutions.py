@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 import jaxrewrite
 
-from .algebra import LinearAlgebra, on_fields
+from .algebra import known_of, on_fields
 from .lazily import lazily
 from .low_rank import LowRank
 from .matrix import closed_product, solve_factor, swapped
@@ -62,9 +62,9 @@ def _of_parts(a: Any, b: Any) -> Any:
 
 
 def _of_matrices(a: Any, b: Any) -> Any:
-    known = a.known_solution(b) if isinstance(a, LinearAlgebra) else NotImplemented
+    known = known_of(a, "known_solution", b)
     if known is NotImplemented and isinstance(b, (Identity, ScalarMatrix)):
-        inverse = a.known_inverse() if isinstance(a, LinearAlgebra) else NotImplemented
+        inverse = known_of(a, "known_inverse")
         return inverse if inverse is NotImplemented else closed_product(inverse, b)
     return known
 

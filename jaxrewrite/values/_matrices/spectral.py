@@ -17,10 +17,10 @@ from jax import lax
 
 import jaxrewrite
 
-from .algebra import on_fields
+from .algebra import known_of, on_fields
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
-from .matrix import Matrix, swapped
+from .matrix import swapped
 from .monomial import Diagonal, Identity, OnDiagonal, ScalarMatrix, svd_of_spectrum
 from .scaled import Scaled
 from .sum import Sum, solves_sums
@@ -67,8 +67,8 @@ def spectrum_of(x: Any) -> Spectrum | None:
         return spectrum._replace(values=spectrum.values * _finite(x)[..., None])
     if isinstance(x, Sum):
         return _spectrum_of_sum(x)
-    spectrum = on_fields(lambda x: x.known_spectrum(), x) if isinstance(x, Matrix) else None
-    return None if spectrum is None or spectrum is NotImplemented else Spectrum(*spectrum)
+    spectrum = known_of(x, "known_spectrum")
+    return None if spectrum is NotImplemented else Spectrum(*spectrum)
 
 
 _spectra: list[Callable[[Sum], Spectrum | None]] = []
