@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Inexact, Shaped
 
 import jaxrewrite
@@ -219,6 +220,8 @@ dense_eigh = functools.partial(jnp.linalg.eigh, symmetrize_input=False)
 dense_cholesky = functools.partial(jnp.linalg.cholesky, symmetrize_input=False)
 dense_svd = functools.partial(jnp.linalg.svd, full_matrices=False)
 dense_singular_values = functools.partial(jnp.linalg.svd, compute_uv=False)
+# Products of arrays in full precision.
+dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 def _shape(x: Any) -> tuple[int, ...]:
@@ -309,6 +312,11 @@ def trace_of(x: Any) -> Any:
     if isinstance(x, LinearAlgebra):
         return jaxrewrite.materialise(on_fields(lambda x: x.trace(), x))
     return diagonal_of(x).sum(-1)
+
+
+def dot_of(a: Any, x: Any) -> Any:
+    """The product of a part and an array in full precision, an array."""
+    return jaxrewrite.materialise(jaxrewrite.transform(dot)(a, x))
 
 
 def is_known_hermitian(x: Any) -> bool:

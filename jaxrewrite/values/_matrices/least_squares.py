@@ -21,13 +21,12 @@ from jaxrewrite import register
 
 from .._base.recognised import find, fingerprints
 from .._base.structured import inexact
-from .algebra import LinearAlgebra, on_fields
+from .algebra import LinearAlgebra, dot_of, on_fields
 from .low_rank import LowRank
 from .lu import LEVELS
 from .matrix import Matrix
 from .pseudo_inverse import (
     ask_for_dense,
-    dot,
     is_kept,
     nan_unless_finite,
     pseudo_inverse_times,
@@ -144,7 +143,7 @@ def _least_squares(v: Any, b: Any, rcond: Any) -> tuple[Any, Any, Any, Any]:
     sizes = nan_unless_finite(v.known_singular_values())
     tolerance = jnp.where(jnp.asarray(rcond) < 0, eps, rcond).astype(sizes.dtype)
     x = pseudo_inverse_times(v, tolerance, columns, keeps_equal=True)
-    left = columns - dot(v, x)
+    left = columns - dot_of(v, x)
     squares = jnp.sum(jnp.real(left * jnp.conj(left)), 0)
     rank = is_kept(sizes, tolerance, keeps_equal=True).sum()
     return (x[:, 0] if b.ndim == 1 else x), squares, rank, sizes

@@ -19,11 +19,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 import jaxrewrite
 
-from .algebra import dense_svd, known_or
+from .algebra import dense_svd, dot_of, known_or
 from .matrix import Matrix, adjoint, swapped
 
 
@@ -122,8 +121,8 @@ def pseudo_inverse_times(
         size = nan_unless_finite(jaxrewrite.materialise(size))
         kept = is_kept(size, tolerance, keeps_equal)
         inverse = jnp.where(kept, 1 / jnp.where(kept, size, 1), 0 * size)
-        inside = dot(adjoint(u), b)
-        solution = dot(adjoint(vh), inside * inverse[..., None].astype(inside.dtype))
+        inside = dot_of(adjoint(u), b)
+        solution = dot_of(adjoint(vh), inside * inverse[..., None].astype(inside.dtype))
         is_real = not (jnp.iscomplexobj(matrix_of(leaves)) or jnp.iscomplexobj(b))
         return solution.real if is_real else solution
 
@@ -134,22 +133,14 @@ def pseudo_inverse_times(
         a = matrix_of(leaves)
 
         def change(fn: Any, x: Any) -> Any:
-            along = lambda leaves: dot(fn(matrix_of(leaves)), x)
+            along = lambda leaves: dot_of(fn(matrix_of(leaves)), x)
             return jax.jvp(along, (leaves,), (leaf_tangents,))[1]
 
         x = product(leaves, tolerance, b)
-        left = change(adjoint, b - dot(a, x))
+        left = change(adjoint, b - dot_of(a, x))
         times = lambda a, x: pseudo_inverse_times(a, tolerance, x, keeps_equal=keeps_equal)
         tangent = times(a, b_dot - change(lambda a: a, x) + times(adjoint(a), left))
         beside = change(adjoint, times(adjoint(a), x))
-        return x, tangent + beside - times(a, dot(a, beside))
+        return x, tangent + beside - times(a, dot_of(a, beside))
 
     return product(leaves, tolerance, b)
-
-
-def dot(a: Any, x: Any) -> Any:
-    multiply = jaxrewrite.transform(lambda a, x: jnp.matmul(a, x, precision=_HIGHEST))
-    return jaxrewrite.materialise(multiply(a, x))
-
-
-_HIGHEST = lax.Precision.HIGHEST

@@ -7,17 +7,15 @@ multiple c of the identity turns :math:`\lambda` into :math:`\lambda + c`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 import jaxrewrite
 
-from .algebra import known_of, on_fields
+from .algebra import dot_of, known_of, on_fields
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .matrix import swapped
@@ -42,20 +40,15 @@ class Spectrum(NamedTuple):
 
     def to(self, x: Any) -> Any:
         """Columns in the basis of the eigenvectors."""
-        return jnp.conj(_dot(swapped(self.vectors), jnp.conj(x)))
+        return jnp.conj(dot_of(swapped(self.vectors), jnp.conj(x)))
 
     def back(self, x: Any) -> Any:
         """Columns in the standard basis, the inverse of `to`."""
-        return _dot(self.vectors, x)
+        return dot_of(self.vectors, x)
 
     def of_rows(self, x: Any) -> Any:
         """The product of rows and the matrix of eigenvectors."""
-        return jnp.swapaxes(_dot(swapped(self.vectors), jnp.swapaxes(x, -1, -2)), -1, -2)
-
-
-def _dot(a: Any, x: Any) -> Any:
-    dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-    return jaxrewrite.materialise(jaxrewrite.transform(dot)(a, x))
+        return jnp.swapaxes(dot_of(swapped(self.vectors), jnp.swapaxes(x, -1, -2)), -1, -2)
 
 
 def spectrum_of(x: Any) -> Spectrum | None:
