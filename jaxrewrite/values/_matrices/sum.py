@@ -42,9 +42,11 @@ class SumSolver(Protocol):
 
     def eigh(self) -> Any:
         """As `LinearAlgebra.known_eigh`, of a Hermitian matrix."""
+        return NotImplemented
 
     def reduced_svd(self) -> Any:
         """As `LinearAlgebra.known_reduced_svd`."""
+        return NotImplemented
 
 
 _solvers: list[Callable[[Sum], SumSolver | None]] = []

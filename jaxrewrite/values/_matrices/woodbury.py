@@ -22,6 +22,7 @@ singular, the solution is NaN.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -48,7 +49,8 @@ from .sum import Sum, SumSolver, solves_sums, sum_of
 _LARGEST_RANK = 1 / 8
 
 
-class _Update(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Update(SumSolver):
     """A matrix ``base + u @ v``, whose base is a value that can be solved."""
 
     base: Any
@@ -65,7 +67,7 @@ class _Update(NamedTuple):
         It is if its backward error is at most the unit of rounding. For a diagonal base this is
         that of the equation in which the entries of the base have the magnitude one.
         """
-        base, u, v = self
+        base, u, v = self.base, self.u, self.v
         axis = b.ndim - 2
         solved_u = solve_factor(base, u, axis)
         inverse = jnp.linalg.inv(_capacitance(solved_u, v))
@@ -109,7 +111,7 @@ class _Update(NamedTuple):
 
     def _by_orthonormal_columns(self, b: Any, units: _Units, scale: Any) -> Any:
         """The solution for ``base + u @ (v / scale) + units``."""
-        base, u, v = self
+        base, u, v = self.base, self.u, self.v
         v_over_scale = v / jnp.swapaxes(scale, -1, -2)
         times_v = lambda x: dot(v, x / scale)
         axis = b.ndim - 2
@@ -162,7 +164,8 @@ class _Update(NamedTuple):
         return jnp.where(_norm(left_over, -2) <= _tolerance(x) * size, x, jnp.nan)
 
     def determinant(self) -> Any:
-        base, u, v = self._balanced()
+        update = self._balanced()
+        base, u, v = update.base, update.u, update.v
         units = _no_units(base)
         if isinstance(base, Diagonal):
             d, units = _raised(base.d, u, v)
@@ -187,12 +190,6 @@ class _Update(NamedTuple):
         )
         return of_base.times(Determinant.of_arrays(capacitance))
 
-    def eigh(self) -> Any:
-        return NotImplemented
-
-    def reduced_svd(self) -> Any:
-        return NotImplemented
-
     def _balanced(self) -> _Update:
         """The same matrix, with columns of u as long as the rows of v that they meet."""
         of_u, of_v = (
@@ -203,7 +200,8 @@ class _Update(NamedTuple):
         return _Update(self.base, self.u / scale[..., None, :], self.v * scale[..., None])
 
 
-class _InEigenvectors(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _InEigenvectors(SumSolver):
     """A matrix whose base is diagonal in the basis of its eigenvectors."""
 
     spectrum: Spectrum
@@ -220,16 +218,10 @@ class _InEigenvectors(NamedTuple):
         determinant = self._diagonal().determinant()
         return Determinant(_like(self.update.u, determinant.unit), determinant.log)
 
-    def eigh(self) -> Any:
-        return NotImplemented
-
-    def reduced_svd(self) -> Any:
-        return NotImplemented
-
     def _diagonal(self) -> _Update:
-        _, u, v = self.update
-        spectrum = self.spectrum
-        return _Update(Diagonal(spectrum.values), spectrum.to(u), spectrum.of_rows(v))
+        spectrum, update = self.spectrum, self.update
+        u, v = spectrum.to(update.u), spectrum.of_rows(update.v)
+        return _Update(Diagonal(spectrum.values), u, v)
 
 
 def _like(x: Any, y: Any) -> Any:
