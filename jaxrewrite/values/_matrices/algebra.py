@@ -336,8 +336,8 @@ def is_square(x: Any) -> bool:
 def solve_columns(
     solve: Callable[[Any], Any], x: Shaped[Array, "*batch *axes"], axis: int, batch: int
 ) -> Any:
-    r"""Solve along an axis, by a function of arrays of shape (\*batch, n, columns)."""
+    r"""Solve or multiply along an axis, by a function of arrays of shape (\*batch, n, columns)."""
     moved = jnp.moveaxis(x, axis, batch)
     rows, columns = moved.shape[: batch + 1], moved.shape[batch + 1 :]
     y = solve(moved.reshape(*rows, math.prod(columns)))
-    return jnp.moveaxis(y.reshape(moved.shape), batch, axis)
+    return jnp.moveaxis(y.reshape(*y.shape[:-1], *columns), batch, axis)

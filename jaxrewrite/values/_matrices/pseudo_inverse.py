@@ -14,7 +14,7 @@ References
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 import jaxrewrite
 
-from .algebra import dense_svd, dot_of, known_or
+from .algebra import dense_svd, dot_of, known_or, solve_columns
 from .matrix import Matrix, adjoint, swapped
 
 
@@ -52,13 +52,8 @@ class PseudoInverse(Matrix):
         return pseudo_inverse_times(dense, self.tolerance, columns).astype(self.dtype)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
-        batch = len(self.batch)
-        moved = jnp.moveaxis(x, axis, batch)
-        rest = moved.shape[batch + 1 :]
-        columns = moved.reshape(*moved.shape[: batch + 1], math.prod(rest))
-        y = pseudo_inverse_times(self.matrix, self.tolerance, columns)
-        y = y.astype(self.dtype).reshape(*self.batch, self.shape[-2], *rest)
-        return jnp.moveaxis(y, batch, axis)
+        multiply = functools.partial(pseudo_inverse_times, self.matrix, self.tolerance)
+        return solve_columns(multiply, x, axis, len(self.batch)).astype(self.dtype)
 
     def transposed(self) -> Any:
         return PseudoInverse(swapped(self.matrix), self.tolerance, self.dtype)
