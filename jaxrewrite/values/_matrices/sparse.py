@@ -270,7 +270,8 @@ class Sparse(Matrix):
     def transposed(self) -> Any:
         if isinstance(self.matrix, BCSR):
             return Sparse(self.matrix, by_columns=not self.by_columns)
-        return _flipped(self.matrix)
+        *batch, n, m = self.shape
+        return _unique(BCOO((self.data, self.indices[..., ::-1]), shape=(*batch, m, n)))
 
     def map_entries(self, fn: Callable[..., Any], *others: Self) -> Self:
         # Padding becomes one, because the function may have no derivative at zero.
@@ -473,11 +474,9 @@ def _check_indices(matrix: BCOO | BCSR) -> None:
 def _summed(matrix: BCOO | BCSR) -> BCOO | BCSR:
     """The matrix with the entries at the same place added."""
     n, m = matrix.shape[-2:]
-    if isinstance(matrix, BCSR):
-        return _compressed(
-            bcoo_sum_duplicates(matrix.to_bcoo(), nse=least_bound(matrix.nse, n * m))
-        )
-    return bcoo_sum_duplicates(matrix, nse=least_bound(matrix.nse, n * m))
+    entries = matrix.to_bcoo() if isinstance(matrix, BCSR) else matrix
+    summed = bcoo_sum_duplicates(entries, nse=least_bound(matrix.nse, n * m))
+    return _compressed(summed) if isinstance(matrix, BCSR) else summed
 
 
 def _compressed(matrix: BCOO) -> BCSR:
@@ -487,17 +486,10 @@ def _compressed(matrix: BCOO) -> BCSR:
     return BCSR(held, shape=matrix.shape, unique_indices=True)
 
 
-def _flipped(matrix: BCOO) -> Sparse:
-    """The transpose of the matrix."""
-    *batch, n, m = matrix.shape
-    held = (matrix.data, matrix.indices[..., ::-1])
-    return Sparse(BCOO(held, shape=(*batch, m, n), unique_indices=True))
-
-
 def _of_diagonal(d: Any) -> Sparse:
     n = d.shape[-1]
     rows = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32)[:, None], (*d.shape, 2))
-    return Sparse(BCOO((d, rows), shape=(*d.shape, n), unique_indices=True))
+    return _unique(BCOO((d, rows), shape=(*d.shape, n)))
 
 
 def _union(data: Any, x: BCOO, y: BCOO) -> BCOO:
@@ -642,7 +634,7 @@ def _(x: Sparse, y: Sparse, *, primitive: Any, **params: Any) -> Any:
     both = _union(_summable(jnp.concatenate(pairs, -2)), p, q)
     data = both.data.astype(x.dtype)
     data = jaxrewrite.bind(primitive, data[..., 0], data[..., 1], **params)
-    return Sparse(BCOO((data, both.indices), shape=x.shape, unique_indices=True))
+    return _unique(BCOO((data, both.indices), shape=x.shape))
 
 
 def _unique(matrix: BCOO) -> Sparse:
