@@ -23,6 +23,7 @@ from .algebra import (
     diagonal_of,
     is_known_hermitian,
     is_known_unitary,
+    is_square,
     known_or,
     of_dense,
     on_fields,
@@ -191,7 +192,7 @@ class Kronecker(Matrix):
 
     @property
     def solvable(self) -> bool:
-        return all(x.shape[-2] == x.shape[-1] for x in self.factors)
+        return all(map(is_square, self.factors))
 
     @property
     def is_hermitian(self) -> bool:
@@ -207,7 +208,9 @@ class Kronecker(Matrix):
         return self._one_by_one(solve_factor, x, axis)
 
     def known_inverse(self) -> Any:
-        return self._each("known_inverse", jnp.linalg.inv)
+        if not self.solvable:
+            return NotImplemented
+        return self.map_factors(lambda x: known_or(x, "known_inverse", jnp.linalg.inv))
 
     def known_solution(self, b: Any) -> Any:
         """The solutions for each factor, if the rows of the factors agree."""
@@ -225,8 +228,6 @@ class Kronecker(Matrix):
 
     def _cholesky(self) -> Any:
         """The factor, also if an even number of factors is negative definite."""
-        if not self.solvable:
-            return NotImplemented
         cholesky_factors, is_positive = [], jnp.ones(self.batch, bool)
         for x in self.factors:
             is_negative = (diagonal_of(x).real[..., :1] < 0).any(-1)
@@ -261,11 +262,6 @@ class Kronecker(Matrix):
         The type of a factor must say so, because a dense factor may be anything.
         """
         return self.solvable and all(map(is_known_hermitian, self.factors[1:]))
-
-    def _each(self, method: str, fn: Callable[[Any], Any]) -> Any:
-        if not self.solvable:
-            return NotImplemented
-        return self.map_factors(lambda factor: known_or(factor, method, fn))
 
     def known_determinant(self) -> Any:
         r""":math:`\prod_i \det(A_i)^{N / n_i}`, for factors of n_i rows and N rows in all."""
@@ -378,9 +374,13 @@ def _outer(a: Any, b: Any) -> Any:
     return product.reshape(*batch, n * p, m * q)
 
 
-def _outer_of_vectors(a: Any, b: Any) -> Any:
-    product = a[..., :, None] * b[..., None, :]
-    return product.reshape(*a.shape[:-1], a.shape[-1] * b.shape[-1])
+def of_pairs(combine: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    """A function of all pairs of the entries of vectors, in the order of a Kronecker product."""
+    pairs = combine(a[..., :, None], b[..., None, :])
+    return pairs.reshape(*a.shape[:-1], a.shape[-1] * b.shape[-1])
+
+
+_outer_of_vectors = functools.partial(of_pairs, operator.mul)
 
 
 def _at(factor: Any, i: Any, j: Any) -> Any:

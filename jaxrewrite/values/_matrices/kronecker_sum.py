@@ -14,6 +14,7 @@ References
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 import jaxrewrite
 
 from .algebra import dense_eigh, is_known_hermitian, known_of, known_or, trace_of
-from .kronecker import Kronecker
+from .kronecker import Kronecker, of_pairs
 from .monomial import ScalarMatrix
 from .spectral import Spectrum, number_of_identity, spectra_of_sums
 from .sum import Sum, exponentials_of_sums, sum_of
@@ -73,13 +74,8 @@ def _(total: Sum) -> Spectrum | None:
         return None
     decompositions = [known_or(x, "known_eigh", dense_eigh, True) for x in parts]
     numbers = jaxrewrite.materialise([values for values, _ in decompositions])
-    values = functools.reduce(_sums_of_pairs, numbers)
+    values = functools.reduce(functools.partial(of_pairs, operator.add), numbers)
     return Spectrum(values, Kronecker(*(vectors for _, vectors in decompositions)))
-
-
-def _sums_of_pairs(x: Any, y: Any) -> Any:
-    sums = x[..., :, None] + y[..., None, :]
-    return sums.reshape(*x.shape[:-1], x.shape[-1] * y.shape[-1])
 
 
 @exponentials_of_sums
