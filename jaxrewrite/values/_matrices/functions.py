@@ -63,9 +63,7 @@ def _knows(fn: Callable[..., Any], *, square: bool = True) -> Callable[[Any], An
 
 
 @register("custom_jvp_call")
-def _(
-    v: Matrix | Scaled | Sum | LowRank, *more: Array, call_jaxpr: Any, **params: Any
-) -> Any:
+def _(v: _Known, *more: Array, call_jaxpr: Any, **params: Any) -> Any:
     """``jnp.linalg.pinv`` with a tolerance: an operand, or a number in the jaxpr."""
     call = only_call(call_jaxpr, "_pinv")
     if v.ndim < 2 or call is None or len(call.invars) != 2 or len(more) > 1:
