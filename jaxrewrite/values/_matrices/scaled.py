@@ -105,10 +105,6 @@ class Scaled(LinearAlgebra, Linear):
         leaves, treedef = jax.tree.flatten(self)
         return jax.tree.unflatten(treedef, [*leaves[:-1], jnp.asarray(scale, self.dtype)])
 
-    def _of(self, x: Any) -> Scaled:
-        """Another array with the same number, or numbers, as its scale."""
-        return Scaled(x, jnp.zeros((), self.dtype)).rescaled(self.scale)
-
     def sliceable(self) -> Any:
         """The same array, with a number for each element of the first axis."""
         if jnp.ndim(self.scale) or not self.x.shape:
@@ -167,7 +163,7 @@ class Scaled(LinearAlgebra, Linear):
         inverse = known_of(self.x, "known_inverse")
         if inverse is NotImplemented:
             return NotImplemented
-        return self._of(inverse).rescaled(1 / self.scale)
+        return multiple(inverse, 1 / self.scale)
 
     def known_determinant(self) -> Any:
         r"""The number to the power n, times the determinant of an array of n rows.
@@ -197,7 +193,7 @@ class Scaled(LinearAlgebra, Linear):
         part = known_of(self.x, "hermitian_part")
         if part is NotImplemented or jnp.iscomplexobj(self.scale):
             return NotImplemented
-        return self._of(part)
+        return multiple(part, self.scale)
 
     def known_cholesky(self) -> Any:
         """The factor of the array, with the sign of the number, times the root of the number.
@@ -225,7 +221,7 @@ class Scaled(LinearAlgebra, Linear):
             if unit_diagonal
             else known_of(self.x, "known_triangle", lower, False)
         )
-        return triangle if triangle is NotImplemented else self._of(triangle)
+        return triangle if triangle is NotImplemented else multiple(triangle, self.scale)
 
     def known_eigh(self, lower: bool) -> Any:
         decomposition = known_of(self.x, "known_eigh", lower)
@@ -254,8 +250,7 @@ class Scaled(LinearAlgebra, Linear):
             phase = jnp.where(is_zero, 1, phase)
         else:
             phase = jnp.where(self.scale < 0, -1, 1)
-        unit = Scaled(u, jnp.ones((), u.dtype))
-        return unit.rescaled(phase.astype(u.dtype)), size, vh
+        return multiple(u, phase.astype(u.dtype)), size, vh
 
     def known_singular_values(self) -> Any:
         singular_values = known_of(self.x, "known_singular_values")
@@ -286,6 +281,11 @@ class Scaled(LinearAlgebra, Linear):
         solution = on_fields(lambda matrix, x: matrix.solve(x, axis), self.x, x)
         scale = self.scale
         return solution / scale.reshape(*scale.shape, *[1] * (x.ndim - scale.ndim))
+
+
+def multiple(x: Any, scale: Any) -> Scaled:
+    """An array times a number, or times one for each element of a batch."""
+    return Scaled(x, jnp.zeros((), x.dtype)).rescaled(scale)
 
 
 def _lazy_multiple(x: Any, scale: Any) -> Any:
@@ -321,7 +321,7 @@ def _(v: Scaled, *, permutation: Any) -> Any:
     kept = tuple(range(jnp.ndim(v.scale)))
     if tuple(permutation[: len(kept)]) != kept:
         return NotImplemented
-    return v._of(bind("transpose", v.x, permutation=permutation))
+    return multiple(bind("transpose", v.x, permutation=permutation), v.scale)
 
 
 @register("mul", exchange="operands")
@@ -332,15 +332,10 @@ def _(v: Scaled, factor: Array, **params: Any) -> Any:
 
 
 @register("div")
-def _(v: Scaled, divisor: Array, **params: Any) -> Any:
-    if not is_number(divisor):
+def _(v: Scaled, divisor: Array | ArrayValue, **params: Any) -> Any:
+    if isinstance(divisor, ArrayValue) or not is_number(divisor):
         return v.map_parts(lambda part: bind("div", part, divisor))
     return v.rescaled(v.scale / jnp.reshape(divisor, ()))
-
-
-@register("div")
-def _(v: Scaled, divisor: ArrayValue, **params: Any) -> Any:
-    return v.map_parts(lambda part: bind("div", part, divisor))
 
 
 @register("div")
@@ -359,7 +354,7 @@ def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
         if product is not NotImplemented:
             return product
     x, scale = (bind(primitive, part, **params) for part in (v.x, v.scale))
-    return Scaled(x, jnp.zeros((), x.dtype)).rescaled(scale)
+    return multiple(x, scale)
 
 
 _MULTIPLICATIVE = ("neg", "abs", "square", "integer_pow", "conj")

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-
 import jaxrewrite
 
 from .algebra import known_of, on_fields
@@ -19,7 +17,7 @@ from .low_rank import LowRank
 from .matrix import closed_product, solve_factor, swapped
 from .monomial import Identity, ScalarMatrix
 from .product import Product
-from .scaled import Scaled
+from .scaled import Scaled, multiple
 from .sum import Sum, sum_of
 
 
@@ -82,4 +80,4 @@ def _multiple(x: Any, scale: Any) -> Any:
         return x
     if isinstance(x, Scaled):
         x, scale = x.x, x.scale * scale
-    return Scaled(x, jnp.zeros((), x.dtype)).rescaled(scale)
+    return multiple(x, scale)
