@@ -388,27 +388,21 @@ def adjoint(x: Any) -> Any:
 
 def closed_product(x: Any, y: Any) -> Any:
     """``x @ y`` in closed form, or NotImplemented."""
-    return on_fields(_closed_product, x, y)
+    return on_fields(functools.partial(_closed, "times", "rtimes"), x, y)
 
 
-def _closed_product(x: Any, y: Any) -> Any:
-    closed = x.times(y) if isinstance(x, Matrix) else NotImplemented
+def closed_sum(x: Any, y: Any) -> Any:
+    """``x + y`` in closed form, or NotImplemented."""
+    return on_fields(functools.partial(_closed, "plus", "plus"), x, y)
+
+
+def _closed(hook: str, hook_of_second: str, x: Any, y: Any) -> Any:
+    """What the first of two values knows by a method, else what the second one does."""
+    closed = getattr(x, hook)(y) if isinstance(x, Matrix) else NotImplemented
     if closed is NotImplemented and isinstance(y, Matrix):
-        closed = y.rtimes(x)
+        closed = getattr(y, hook_of_second)(x)
     return closed
 
 
 def negated(x: Any) -> Any:
     return bind(lax.neg_p, x) if isinstance(x, jaxrewrite.Value) else -x
-
-
-def closed_sum(x: Any, y: Any) -> Any:
-    """``x + y`` in closed form, or NotImplemented."""
-    return on_fields(_closed_sum, x, y)
-
-
-def _closed_sum(x: Any, y: Any) -> Any:
-    closed = x.plus(y) if isinstance(x, Matrix) else NotImplemented
-    if closed is NotImplemented and isinstance(y, Matrix):
-        closed = y.plus(x)
-    return closed
