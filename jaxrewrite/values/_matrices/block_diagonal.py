@@ -157,16 +157,9 @@ class BlockDiagonal(Matrix):
 
     def hadamard(self, other: Any) -> Any:
         """The product with a matrix that knows its entries within the blocks."""
-        if self.batch or not isinstance(other, Matrix):
-            return NotImplemented
-        k, p, q = self.blocks.shape
+        k, p, q = self.blocks.shape[-3:]
         block, i, j = jnp.meshgrid(*map(jnp.arange, (k, p, q)), indexing="ij")
-        entries = other.at(p * block + i, q * block + j)
-        return (
-            NotImplemented
-            if entries is NotImplemented
-            else BlockDiagonal(self.blocks * entries)
-        )
+        return self._times_entries(other, p * block + i, q * block + j)
 
     def pick(self, dense: Any) -> Any:
         blocks = _blocks_of(dense, self.blocks.shape[-3])

@@ -202,6 +202,15 @@ class Matrix(LinearAlgebra, Structured):
         """The entries of some rows and columns, as an array, of one matrix, not a stack."""
         return self.at(*jnp.meshgrid(i, j, indexing="ij"))
 
+    def _times_entries(self, other: Any, i: Any, j: Any) -> Any:
+        """``self * other``, if ``other`` knows its entries at the places of those of this matrix."""
+        if self.batch or not isinstance(other, Matrix):
+            return NotImplemented
+        entries = other.at(i, j)
+        if entries is NotImplemented:
+            return NotImplemented
+        return self.map_entries(lambda x: x * entries)
+
     def known_diagonal(self) -> Any:
         rows = jnp.arange(min(self.shape[-2:]))
         return NotImplemented if self.batch else self.at(rows, rows)
