@@ -322,6 +322,13 @@ def nan_if_any_is(x: Inexact[Array, "*batch ..."], batch: int) -> Any:
     return jnp.where(jnp.isnan(x).any(axes, keepdims=True), jnp.nan, x)
 
 
+def check_square(cls: str, field: str, x: Any) -> None:
+    """Raise a `ValueError` unless an array is a square matrix, or a stack of them."""
+    shape = jnp.shape(x)
+    if len(shape) < 2 or shape[-2] != shape[-1]:
+        raise ValueError(f"{cls}: {field} has shape {shape}, which is not square.")
+
+
 # --- arrays along an axis ---------------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ from .._base.structured import (
     zero_unless,
 )
 from .determinant import Determinant
-from .matrix import Matrix, adjoint, nan_if_any_is, on_axis, unpivoted
+from .matrix import Matrix, adjoint, check_square, nan_if_any_is, on_axis, unpivoted
 from .product import Product, matrix_product
 
 
@@ -539,10 +539,7 @@ class Permutation(Matrix):
         >>> Permutation.from_dense(jnp.eye(3)[::-1]).order
         Array([2, 1, 0], dtype=int32)
         """
-        if jnp.ndim(matrix) < 2 or matrix.shape[-2] != matrix.shape[-1]:
-            raise ValueError(
-                f"Permutation: matrix has shape {jnp.shape(matrix)}, which is not square."
-            )
+        check_square("Permutation", "matrix", matrix)
         if disproved(_is_permutation, matrix):
             raise ValueError("Permutation: matrix is not a permutation matrix.")
         return cls(jnp.argmax(matrix, -1), jnp.result_type(matrix))
