@@ -21,7 +21,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, bind, same_structure, transform
 
 from .._base.contract import contract
-from .._base.structured import Structured, inexact
+from .._base.structured import Structured, fields_of, inexact, is_value
 from .algebra import LinearAlgebra, on_fields, solve_columns
 
 
@@ -422,3 +422,24 @@ def _closed(hook: str, hook_of_second: str, x: Any, y: Any) -> Any:
 
 def negated(x: Any) -> Any:
     return bind(lax.neg_p, x) if isinstance(x, jaxrewrite.Value) else -x
+
+
+# So many parts a small matrix may have, too. A kernel of a Gaussian process has a dozen terms.
+_FEW_PARTS = 64
+
+
+def lazily(v: Any) -> Any:
+    """A lazy result, or NotImplemented if it has more parts than an array would pay for.
+
+    Each operation goes through all parts, and an unrolled recursion, such as Newton's for an
+    inverse, doubles them with each turn. Products with the parts take more time than those with
+    the array before there are as many parts as rows.
+    """
+    parts = _count(v)
+    return v if parts <= _FEW_PARTS or parts <= min(v.shape[-2:]) // 4 else NotImplemented
+
+
+def _count(v: Any) -> int:
+    """How many values without values in them. One with many leaves is no lazy result."""
+    inside = [_count(x) for x in fields_of(v)[0] if is_value(x)]
+    return sum(inside) if inside else 1

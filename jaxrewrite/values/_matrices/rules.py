@@ -34,8 +34,7 @@ from .._base.structured import (
     total,
     zero_unless,
 )
-from .lazily import lazily
-from .matrix import Matrix, closed_sum, negated, swapped
+from .matrix import Matrix, closed_sum, lazily, negated, swapped
 from .monomial import Diagonal
 from .product import matrix_product
 from .scaled import Scaled

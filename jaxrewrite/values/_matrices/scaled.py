@@ -28,8 +28,7 @@ from .algebra import (
 )
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
-from .lazily import lazily
-from .matrix import negated
+from .matrix import lazily, negated
 from .sum import Sum, sum_of
 
 

@@ -12,9 +12,8 @@ from typing import Any
 import jaxrewrite
 
 from .algebra import known_of, on_fields
-from .lazily import lazily
 from .low_rank import LowRank
-from .matrix import closed_product, solve_factor, swapped
+from .matrix import closed_product, lazily, solve_factor, swapped
 from .monomial import Identity, ScalarMatrix
 from .product import Product
 from .scaled import Scaled, multiple

@@ -26,8 +26,7 @@ from .algebra import (
     solve_columns,
     trace_of,
 )
-from .lazily import lazily
-from .matrix import closed_sum, negated
+from .matrix import closed_sum, lazily, negated
 from .monomial import sorted_svd
 
 
