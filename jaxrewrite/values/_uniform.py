@@ -579,5 +579,4 @@ def _(v: Zero, update: Zero, *indices: Array) -> Any:
 
 @register(*_OTHERS, exchange="types")
 def _(x: Zero, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    dense = (z.materialise() if isinstance(z, Zero) else z for z in (x, y))
-    return bind(primitive, *dense, **params)
+    return bind(primitive, *map(_dense, (x, y)), **params)

@@ -23,7 +23,6 @@ from .._base.recognised import find, fingerprints
 from .._base.structured import inexact
 from .algebra import LinearAlgebra, dot_of, on_fields
 from .low_rank import LowRank
-from .lu import LEVELS
 from .matrix import Matrix
 from .pseudo_inverse import (
     ask_for_dense,
@@ -116,12 +115,16 @@ def calls(a: Any, *more: Any) -> dict[Any, _Call]:
     return by_fingerprint
 
 
+# Which of the matrix and the right side may have axes of `jax.vmap`.
+_LEVELS = ((0, 0), (None, 0), (0, None))
+
+
 def _maps(a: Any, b: Any) -> Iterator[tuple[tuple[Any, Any], int]]:
     """How operands of such avals may have come from `jax.vmap`."""
     if b is None:
         yield (0, None), len(a.shape) - 2
         return
-    for axes in LEVELS:
+    for axes in _LEVELS:
         for depth in range(axes != (0, 0), len(a.shape) + len(b.shape)):
             (of_a, left), (of_b, right) = (
                 ((), x.shape) if axis is None else (x.shape[:depth], x.shape[depth:])

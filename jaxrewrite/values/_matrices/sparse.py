@@ -282,9 +282,8 @@ class Sparse(Matrix):
         return self.with_data(self.data.astype(dtype))
 
     def pick(self, dense: Any) -> Self:
-        return self.with_data(
-            jnp.vectorize(_picked, signature="(n,m),(e),(e)->(e)")(dense, *self.places())
-        )
+        pick = jnp.vectorize(lambda x, i, j: x[i, j], signature="(n,m),(e),(e)->(e)")
+        return self.with_data(pick(dense, *self.places()))
 
     def scaled_rows(self, factors: Any) -> Any:
         rows, _ = self.places()
@@ -532,10 +531,6 @@ def _summable(data: Any) -> Any:
     return data.astype(jnp.int32) if data.dtype == jnp.bool_ else data
 
 
-def _picked(dense: Any, rows: Any, columns: Any) -> Any:
-    return dense[rows, columns]
-
-
 def _positions(indices: Any, asked: Any) -> Any:
     """The positions of ``asked`` in the indices, or the number of indices if not found."""
     count = indices.shape[0]
@@ -674,15 +669,11 @@ def _rearranged(move: Callable[[list[BCOO]], BCOO], *vs: Sparse) -> Any:
     return _unique(BCOO((held_data, indices), shape=moved.shape))
 
 
-def _acts_on_batch(v: Sparse, sizes: Sequence[int]) -> bool:
-    return tuple(sizes[len(v.batch) :]) == v.shape[-2:]
-
-
 @register("slice")
 def _(v: Sparse, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
     if strides is None or set(strides[-2:]) == {1}:
         cut = [b - a for a, b in zip(start_indices, limit_indices, strict=True)]
-        if _acts_on_batch(v, cut):
+        if tuple(cut[len(v.batch) :]) == v.shape[-2:]:
             return NotImplemented
     bounds = {"start_indices": start_indices, "limit_indices": limit_indices}
     return _rearranged(lambda held: bcoo_slice(held[0], strides=strides, **bounds), v)

@@ -200,8 +200,7 @@ class Symmetric(Matrix):
         return tuple(jnp.linalg.eigh(self.materialise(), symmetrize_input=False))
 
     def known_svd(self) -> Any:
-        u, size, vh = jnp.linalg.svd(self.materialise())
-        return u, size, vh
+        return tuple(jnp.linalg.svd(self.materialise()))
 
     def known_singular_values(self) -> Any:
         return jnp.linalg.svd(self.materialise(), compute_uv=False)
