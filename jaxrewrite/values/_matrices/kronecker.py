@@ -141,7 +141,7 @@ class Kronecker(Matrix):
 
     def times_number(self, factor: Any) -> Any:
         first, *rest = self.factors
-        return Kronecker(transform(jnp.multiply)(first, factor), *rest)
+        return Kronecker(first * factor, *rest)
 
     def times(self, other: Any) -> Any:
         """The mixed-product property, if the inner axes agree for each factor."""
@@ -343,8 +343,7 @@ def _solution_or_array(factor: Any, b: Any) -> Any:
 def _of_one_dtype(factors: Any) -> Any:
     """Some of the unitary factors of real matrices may be complex."""
     dtype = jnp.result_type(*(x.dtype for x in factors))
-    cast = transform(lambda x: x.astype(dtype))
-    return [cast(x) for x in factors]
+    return [x.astype(dtype) for x in factors]
 
 
 def _lower(factor: Any) -> Any:

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-import jaxrewrite
 from jaxrewrite import register
 
 from .._base.recognised import find, fingerprints
@@ -45,7 +44,7 @@ def _(
         return NotImplemented
     # JAX casts the matrix first, of which there is no decomposition with 16 bits.
     dtype = jnp.result_type(v, *more[: call.has_right_side])
-    wide = jaxrewrite.transform(lambda v: v.astype(dtype))(v)
+    wide = v.astype(dtype)
     if not isinstance(wide, LinearAlgebra):
         return NotImplemented
     if not _is_known(wide):
@@ -138,8 +137,7 @@ def _maps(a: Any, b: Any) -> Iterator[tuple[tuple[Any, Any], int]]:
 def _least_squares(v: Any, b: Any, rcond: Any) -> tuple[Any, Any, Any, Any]:
     """The results of JAX's function for one matrix and one or more columns."""
     dtype = jnp.result_type(v.dtype, b.dtype)
-    v = jaxrewrite.transform(lambda v: v.astype(dtype))(v)
-    columns = b.astype(dtype).reshape(b.shape[0], -1)
+    v, columns = v.astype(dtype), b.astype(dtype).reshape(b.shape[0], -1)
     eps = jnp.finfo(dtype).eps
     if rcond is None:
         rcond = max(v.shape) * eps

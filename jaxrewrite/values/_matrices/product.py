@@ -105,8 +105,6 @@ class Product(Matrix):
 
     def times_number(self, factor: Any) -> Any:
         first, *rest = self.factors
-        if isinstance(first, jaxrewrite.Value):
-            return Product((jaxrewrite.transform(jnp.multiply)(first, factor), *rest))
         return Product((first * factor, *rest))
 
     def cast(self, dtype: Any) -> Any:
@@ -218,10 +216,11 @@ class Product(Matrix):
             return NotImplemented
         u, size, vh = decomposition
         times = jaxrewrite.transform(jnp.matmul)
+        # The vectors of a real matrix may be complex.
         for factor in reversed(self.factors[:core]):
-            u = times(_like(factor, u), u)
+            u = times(factor.astype(u.dtype), u)
         for factor in self.factors[core + 1 :]:
-            vh = times(vh, _like(factor, vh))
+            vh = times(vh, factor.astype(vh.dtype))
         return u, size, vh
 
 
@@ -261,11 +260,6 @@ def _multiplied(factor: Any, x: Any, axis: int) -> Any:
 
 def _known_or_of_array(x: Any, hook: str, fn: Callable[[Any], Any]) -> Any:
     return known_of(x, hook) if isinstance(x, jaxrewrite.Value) else fn(x)
-
-
-def _like(factor: Any, x: Any) -> Any:
-    """A unitary factor of the dtype of vectors, which may be complex for a real matrix."""
-    return jaxrewrite.transform(lambda factor: factor.astype(x.dtype))(factor)
 
 
 def _factors(x: Any) -> tuple[Any, ...]:
