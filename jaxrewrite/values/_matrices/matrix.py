@@ -319,7 +319,7 @@ class _Transposed(Matrix):
 def nan_if_any_is(x: Inexact[Array, "*batch ..."], batch: int) -> Any:
     """Make all numbers of a matrix NaN if one is, as LAPACK does when it fails."""
     axes = tuple(range(batch, x.ndim))
-    return jnp.where(jnp.isnan(x).any(axes, keepdims=True), jnp.nan, x)
+    return jnp.where(jnp.isnan(x).any(axes, keepdims=True), jnp.nan, x) if axes else x
 
 
 def check_square(cls: str, field: str, x: Any) -> None:
