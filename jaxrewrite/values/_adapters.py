@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from operator import is_not
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 
+from ._base.structured import is_value
 from ._weights.dora import Dora
 from ._weights.dropped import Dropped
 from ._weights.lora import Lora
@@ -152,7 +154,7 @@ def stack_adapters(trees: Sequence[Any]) -> Any:
     """
     if not trees:
         raise ValueError("stack_adapters: there is no pytree.")
-    flat = [jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_value) for tree in trees]
+    flat = [jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_value) for tree in trees]
     paths = [[path for path, _ in leaves] for leaves, _ in flat]
     if any(tree_paths != paths[0] for tree_paths in paths):
         raise ValueError("stack_adapters: the pytrees have different paths.")
@@ -204,14 +206,10 @@ def _is_adapted(x: Any) -> bool:
     return isinstance(x, (Lora, Dora))
 
 
-def _is_value(x: Any) -> bool:
-    return isinstance(x, jaxrewrite.Value)
-
-
 def _stacked(path: Any, xs: Sequence[Any]) -> Any:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     bases = [jax.tree.leaves(x.w if _is_adapted(x) else x) for x in xs]
-    if any(len(b) != len(bases[0]) or any(map(_differ, b, bases[0])) for b in bases):
+    if any(len(b) != len(bases[0]) or any(map(is_not, b, bases[0])) for b in bases):
         raise ValueError(
             f"stack_adapters: the pytrees have different arrays at {name}. They must share "
             "all but their adapters: load these on one pytree."
@@ -226,7 +224,7 @@ def _stacked(path: Any, xs: Sequence[Any]) -> Any:
     if len({(v.rows, v.cols, v.frozen, v.a.ndim, v.b.ndim) for v in adapted}) > 1:
         raise ValueError(f"stack_adapters: the adapters of {name} have different axes.")
     factors = [getattr(v, field) for v in adapted for field in _own(v)]
-    for cls in map(type, filter(_is_value, factors)):
+    for cls in map(type, filter(is_value, factors)):
         raise ValueError(
             f"stack_adapters: an adapter of {name} has a {cls.__name__} in it, where an array is "
             "expected. Stack first, and call dropout or quantise on the result."
@@ -249,7 +247,3 @@ def _like(x: Any, like: Any, scale: float, rank: int) -> Any:
     along = [(0, 0)] * (b.ndim - cols - 1) + [(0, more)] + [(0, 0)] * cols
     a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, more)]) if more else a
     return dataclasses.replace(x, a=a, b=jnp.pad(b, along) if more else b, scale=scale)
-
-
-def _differ(x: Any, y: Any) -> bool:
-    return x is not y

@@ -38,13 +38,10 @@ def _(
     if all(_fits(z, shape) for z in (x, y)):
         return NotImplemented
     has_factors = any(isinstance(z, (LowRank, Lora)) for z in (x, y))
-    if has_factors and primitive.name in ("mul", "div") and not _are_values(x, y):
+    are_values = all(isinstance(z, Structured) for z in (x, y))
+    if has_factors and primitive.name in ("mul", "div") and not are_values:
         return NotImplemented  # Their own rules repeat the entries of one factor.
     return bind(primitive, *(_levelled(z, shape) for z in (x, y)), **params)
-
-
-def _are_values(*operands: Any) -> bool:
-    return all(isinstance(x, Structured) for x in operands)
 
 
 def _fits(x: Any, shape: tuple[int, ...]) -> bool:

@@ -50,8 +50,8 @@ class WithZeros(Structured):
         return self.x
 
 
-@strict_zeros.register("mul", "dot_general", "conv_general_dilated")
-def _(x: _Operand, y: _Operand, *, primitive: Any, **params: Any) -> Any:
+@strict_zeros.register("mul", "dot_general", "conv_general_dilated", "ragged_dot_general")
+def _(x: _Operand, y: _Operand, *sizes: Array, primitive: Any, **params: Any) -> Any:
     if not any(map(_has_zeros, (x, y))):
         return NotImplemented
     pairs: Any = ((x, y), (y, x))
@@ -60,15 +60,7 @@ def _(x: _Operand, y: _Operand, *, primitive: Any, **params: Any) -> Any:
         if primitive.name == "mul" and is_factor and inexact(v):
             return Scaled(v, jnp.reshape(factor, ()))
     both = (WithZeros(z) if _has_zeros(z) else z for z in (x, y))
-    return jaxrewrite.bind(primitive, *both, **params)
-
-
-@strict_zeros.register("ragged_dot_general")
-def _(x: _Operand, y: _Operand, sizes: Array, *, primitive: Any, **params: Any) -> Any:
-    if not any(map(_has_zeros, (x, y))):
-        return NotImplemented
-    both = (WithZeros(z) if _has_zeros(z) else z for z in (x, y))
-    return jaxrewrite.bind(primitive, *both, sizes, **params)
+    return jaxrewrite.bind(primitive, *both, *sizes, **params)
 
 
 def _has_zeros(x: Any) -> bool:

@@ -17,7 +17,7 @@ import jaxrewrite
 from ._base.chosen import chosen_leaves, leaves_by_path
 from ._base.progress import Progress, shown
 from ._base.random_keys import check_key
-from ._base.structured import bytes_text, nbytes_of
+from ._base.structured import bytes_text, is_value, nbytes_of
 from ._weights.adapters import INITS, METHODS, Adapter, adapted
 from ._weights.quantise import check_format, quantised_along
 from ._weights.weight_axes import AnyAxes, WeightAxes, axes_of_leaf
@@ -160,7 +160,7 @@ def adapt(
     for i, leaf_key, _ in zip(positions, keys, steps, strict=True):
         path, w, own = paths[i], swapped[i], of_leaf(i)
         _check_rank(path, w, own, rank)
-        if init == "pissa" and bits is None and _is_value(w):
+        if init == "pissa" and bits is None and is_value(w):
             raise ValueError(
                 f"adapt: {path} is a {type(w).__name__}, of which PiSSA leaves a dense rest. Say by "
                 "bits how to quantise the rest, and adapt the weight before it is quantised."
@@ -295,9 +295,9 @@ def freeze(tree: Any, fields: Labels, *, rest: str = "train") -> Any:
             name = getattr(path[0], "name", None) if path else None
             if name in own:
                 return jax.tree.map(lambda _: own[name], field)
-            return label(field, outer) if _is_value(field) else outer
+            return label(field, outer) if is_value(field) else outer
 
-        is_field = lambda y: y is not x and _is_value(y)
+        is_field = lambda y: y is not x and is_value(y)
         return jax.tree_util.tree_map_with_path(of_field, x, is_leaf=is_field)
 
     return label(tree, rest)
@@ -305,10 +305,6 @@ def freeze(tree: Any, fields: Labels, *, rest: str = "train") -> Any:
 
 def _labels_of_fields(names: Sequence[str] | Mapping[str, str]) -> Mapping[str, str]:
     return names if isinstance(names, Mapping) else dict.fromkeys(names, "freeze")
-
-
-def _is_value(x: Any) -> bool:
-    return isinstance(x, jaxrewrite.Value)
 
 
 def partition(tree: Any, labels: Any) -> tuple[Any, Any]:
@@ -438,7 +434,7 @@ def nbytes(tree: Any) -> Bytes:
     >>> print(nbytes(v))
     480 kB dense, 5.6 kB implicit
     """
-    arrays = jax.tree.leaves(tree, is_leaf=_is_value)
+    arrays = jax.tree.leaves(tree, is_leaf=is_value)
     return Bytes(_total([_stand_in(x) for x in arrays]), _total(jax.tree.leaves(tree)))
 
 
@@ -446,7 +442,7 @@ def _stand_in(x: Any) -> Any:
     """An object with the shape and dtype of a value, or of an array."""
     if isinstance(x, jaxrewrite.ArrayValue):
         return jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return x.aval() if _is_value(x) else x
+    return x.aval() if is_value(x) else x
 
 
 def _total(leaves: Sequence[Any]) -> int:

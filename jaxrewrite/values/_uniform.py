@@ -19,7 +19,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, transform
 from jaxrewrite.extend import Zeros
 
-from ._base.contract import labels
+from ._base.contract import labels, sides
 from ._base.gathers import fills
 from ._base.structured import (
     Structured,
@@ -448,8 +448,23 @@ def _(low: Array, v: Uniform, high: Array) -> Any:
 # --- products with a constant -------------------------------------------------------------
 
 
-def _times_sums(v: Any, vs: Any, x: Any, xs: Any, out: Any, params: Any) -> Any:
-    """The number times sums of the other operand, repeated along the free axes of ``v``."""
+@register("dot_general")
+def _(v: Constant, w: Constant, *, dimension_numbers: Any, **params: Any) -> Any:
+    vs, ws, out = labels(dimension_numbers, v.ndim, w.ndim)
+    dtype = params["preferred_element_type"] or jnp.result_type(v.dtype, w.dtype)
+    sizes = dict(zip((*vs, *ws), (*v.shape, *w.shape), strict=True))
+    count = np.prod([n for label, n in sizes.items() if label not in out], dtype=np.int64)
+    both = transform(lambda a, b: a.astype(dtype) * b.astype(dtype))
+    number = _times(both(v.number(), w.number()), int(count))
+    return repeated(number, tuple(sizes[label] for label in out))
+
+
+@register("dot_general", exchange="types")
+def _(
+    left: Constant, right: Array | ArrayValue, *, dimension_numbers: Any, **params: Any
+) -> Any:
+    """The number times sums of the other operand, repeated along the free axes of the constant."""
+    _, v, x, vs, xs, out = sides(Constant, left, right, dimension_numbers)
     dtype = params["preferred_element_type"] or jnp.result_type(v.dtype, x.dtype)
     axes = tuple(i for i, label in enumerate(xs) if label not in out)
     kept = [label for label in xs if label in out]
@@ -470,25 +485,6 @@ def _times_sums(v: Any, vs: Any, x: Any, xs: Any, out: Any, params: Any) -> Any:
         )
 
     return transform(spread)(x, v.number())
-
-
-@register("dot_general")
-def _(v: Constant, w: Constant, *, dimension_numbers: Any, **params: Any) -> Any:
-    vs, ws, out = labels(dimension_numbers, v.ndim, w.ndim)
-    dtype = params["preferred_element_type"] or jnp.result_type(v.dtype, w.dtype)
-    sizes = dict(zip((*vs, *ws), (*v.shape, *w.shape), strict=True))
-    count = np.prod([n for label, n in sizes.items() if label not in out], dtype=np.int64)
-    both = transform(lambda a, b: a.astype(dtype) * b.astype(dtype))
-    number = _times(both(v.number(), w.number()), int(count))
-    return repeated(number, tuple(sizes[label] for label in out))
-
-
-@register("dot_general", exchange="types")
-def _(x: Constant, y: Array | ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any:
-    xs, ys, out = labels(dimension_numbers, x.ndim, y.ndim)
-    if isinstance(x, Constant):
-        return _times_sums(x, xs, y, ys, out, params)
-    return _times_sums(y, ys, x, xs, out, params)
 
 
 @register(*primitives.BINARY, exchange="types")
@@ -583,5 +579,4 @@ def _(v: Zero, update: Zero, *indices: Array) -> Any:
 
 @register(*_OTHERS, exchange="types")
 def _(x: Zero, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    dense = (z.materialise() if isinstance(z, Zero) else z for z in (x, y))
-    return bind(primitive, *dense, **params)
+    return bind(primitive, *map(_dense, (x, y)), **params)

@@ -205,7 +205,9 @@ The type of the result for each type of square matrix of n rows, and how many nu
 - What follows in parentheses is how the number of operations grows that make the result. It is counted in the rewritten programs of
   two sizes, as are the costs in the first table: of a product with a vector, a solve for one right side, and a determinant. A dense
   matrix takes n², n³ and n³. A solve with a ``Sparse`` matrix is that of SciPy, whose cost depends on where the entries are.
-- ``Product`` and ``Sum`` are lazy: exact, and they hold their factors or terms, no more.
+- ``Product`` and ``Sum`` are lazy: exact, and they hold their factors or terms, no more. A recursion that is unrolled, such as Newton's
+  for an inverse, would double these with each turn: what would have more than 64 parts, and more than a quarter of its rows, is
+  dense by the policy.
 - *array* is a dense result, of n² numbers, of a rule that knows the entries. *dense* means that the operands become dense first, as
   the policy ``materialise=`` allows: by default with a warning.
 

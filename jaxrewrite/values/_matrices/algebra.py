@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Inexact, Shaped
 
 import jaxrewrite
@@ -149,10 +150,7 @@ class LinearAlgebra:
     @with_standard_promotion
     def diagonal(self) -> Any:
         r"""The entries on the diagonal, of shape (\*batch, min(n, m))."""
-        known = self.known_diagonal()
-        if known is not NotImplemented:
-            return known
-        return jaxrewrite.transform(dense_diagonal)(self)
+        return _or_dense(self, self.known_diagonal(), dense_diagonal)
 
     @with_standard_promotion
     def trace(self) -> Any:
@@ -172,10 +170,7 @@ class LinearAlgebra:
     @with_standard_promotion
     def inverse(self) -> Any:
         """The inverse: a matrix if the type knows it in closed form, else an array."""
-        known = self.known_inverse()
-        if known is not NotImplemented:
-            return known
-        return jaxrewrite.transform(jnp.linalg.inv)(self)
+        return _or_dense(self, self.known_inverse(), jnp.linalg.inv)
 
     @with_standard_promotion
     def slogdet(self) -> tuple[Inexact[Array, "*batch"], Inexact[Array, "*batch"]]:
@@ -199,10 +194,7 @@ class LinearAlgebra:
     @with_standard_promotion
     def eigenvalues(self) -> Any:
         r"""The eigenvalues in any order, of shape (\*batch, n)."""
-        known = self.known_eigenvalues()
-        if known is not NotImplemented:
-            return known
-        return jaxrewrite.transform(jnp.linalg.eigvals)(self)
+        return _or_dense(self, self.known_eigenvalues(), jnp.linalg.eigvals)
 
     @with_standard_promotion
     def eigh(self) -> tuple[Any, Any]:
@@ -211,10 +203,7 @@ class LinearAlgebra:
         A pair of arrays or values, of shapes (\*batch, n) and (\*batch, n, n). The entries
         above the diagonal may be ignored.
         """
-        known = self.known_eigh(lower=True)
-        if known is not NotImplemented:
-            return known
-        return tuple(jaxrewrite.transform(_dense_eigh)(self))
+        return tuple(_or_dense(self, self.known_eigh(lower=True), dense_eigh))
 
     @with_standard_promotion
     def cholesky(self) -> Any:
@@ -223,19 +212,25 @@ class LinearAlgebra:
         A matrix if the type knows it in closed form, else an array. The entries above the
         diagonal may be ignored. The numbers are NaN if the matrix is not positive definite.
         """
-        known = self.known_cholesky()
-        if known is not NotImplemented:
-            return known
-        return jaxrewrite.transform(_dense_cholesky)(self)
+        return _or_dense(self, self.known_cholesky(), dense_cholesky)
 
 
 dense_diagonal = functools.partial(jnp.diagonal, axis1=-2, axis2=-1)
-_dense_eigh = functools.partial(jnp.linalg.eigh, symmetrize_input=False)
-_dense_cholesky = functools.partial(jnp.linalg.cholesky, symmetrize_input=False)
+dense_eigh = functools.partial(jnp.linalg.eigh, symmetrize_input=False)
+dense_cholesky = functools.partial(jnp.linalg.cholesky, symmetrize_input=False)
+dense_svd = functools.partial(jnp.linalg.svd, full_matrices=False)
+dense_singular_values = functools.partial(jnp.linalg.svd, compute_uv=False)
+# Products of arrays in full precision.
+dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 def _shape(x: Any) -> tuple[int, ...]:
     return x.shape
+
+
+def _or_dense(x: Any, known: Any, fn: Callable[[Any], Any]) -> Any:
+    """What a type knows, else the result of a function of the dense matrix."""
+    return jaxrewrite.transform(fn)(x) if known is NotImplemented else known
 
 
 # --- what sums and products ask of their parts ------------------------------------------
@@ -295,13 +290,16 @@ def on_fields(fn: Callable[..., Any], *operands: Any) -> Any:
     return NotImplemented if last_results[-1] is NotImplemented else results
 
 
+def known_of(x: Any, hook: str, *args: Any) -> Any:
+    """The answer of the method ``hook`` of a part, or NotImplemented."""
+    if not isinstance(x, LinearAlgebra):
+        return NotImplemented
+    return on_fields(lambda x: getattr(x, hook)(*args), x)
+
+
 def known_or(x: Any, hook: str, fn: Callable[[Any], Any], *args: Any) -> Any:
     """The answer of the method ``hook`` of a part, else that of ``fn`` on the dense array."""
-    if isinstance(x, LinearAlgebra):
-        known = on_fields(lambda x: getattr(x, hook)(*args), x)
-        if known is not NotImplemented:
-            return known
-    return jaxrewrite.transform(fn)(x)
+    return _or_dense(x, known_of(x, hook, *args), fn)
 
 
 def diagonal_of(x: Any) -> Any:
@@ -314,6 +312,11 @@ def trace_of(x: Any) -> Any:
     if isinstance(x, LinearAlgebra):
         return jaxrewrite.materialise(on_fields(lambda x: x.trace(), x))
     return diagonal_of(x).sum(-1)
+
+
+def dot_of(a: Any, x: Any) -> Any:
+    """The product of a part and an array in full precision, an array."""
+    return jaxrewrite.materialise(jaxrewrite.transform(dot)(a, x))
 
 
 def is_known_hermitian(x: Any) -> bool:
@@ -333,8 +336,8 @@ def is_square(x: Any) -> bool:
 def solve_columns(
     solve: Callable[[Any], Any], x: Shaped[Array, "*batch *axes"], axis: int, batch: int
 ) -> Any:
-    r"""Solve along an axis, by a function of arrays of shape (\*batch, n, columns)."""
+    r"""Solve or multiply along an axis, by a function of arrays of shape (\*batch, n, columns)."""
     moved = jnp.moveaxis(x, axis, batch)
     rows, columns = moved.shape[: batch + 1], moved.shape[batch + 1 :]
     y = solve(moved.reshape(*rows, math.prod(columns)))
-    return jnp.moveaxis(y.reshape(moved.shape), batch, axis)
+    return jnp.moveaxis(y.reshape(*y.shape[:-1], *columns), batch, axis)

@@ -15,7 +15,7 @@ import jaxrewrite
 
 from .._base.structured import as_inexact, differs, zero_unless
 from .determinant import Determinant
-from .matrix import Matrix, nan_if_any_is, on_axis, solve_columns, unpivoted
+from .matrix import Matrix, check_square, nan_if_any_is, on_axis, solve_columns, unpivoted
 from .monomial import OnDiagonal
 
 
@@ -522,9 +522,7 @@ def _unsheared(x: Any) -> Any:
 
 def _bands_of(dense: Any, lower: int, upper: int, name: str) -> Any:
     """The inverse of `Banded.materialise`."""
-    shape = jnp.shape(dense)
-    if len(shape) < 2 or shape[-1] != shape[-2]:
-        raise ValueError(f"{name}: x has shape {shape}, which is not square.")
+    check_square(name, "x", dense)
     columns = _padded(jnp.swapaxes(dense, -1, -2), -1, upper, lower)
     return jnp.swapaxes(_unsheared(columns), -1, -2)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import jaxrewrite
 
 from .._base.contract import contract
 from .._base.structured import differs, zero_unless
-from .algebra import on_fields
+from .algebra import on_fields, solve_columns
 from .determinant import Determinant
 from .matrix import Matrix, nan_if_any_is, solve_dense
 from .monomial import Diagonal, Identity, OnDiagonal, Permutation, sorted_svd
@@ -157,16 +157,9 @@ class BlockDiagonal(Matrix):
 
     def hadamard(self, other: Any) -> Any:
         """The product with a matrix that knows its entries within the blocks."""
-        if self.batch or not isinstance(other, Matrix):
-            return NotImplemented
-        k, p, q = self.blocks.shape
+        k, p, q = self.blocks.shape[-3:]
         block, i, j = jnp.meshgrid(*map(jnp.arange, (k, p, q)), indexing="ij")
-        entries = other.at(p * block + i, q * block + j)
-        return (
-            NotImplemented
-            if entries is NotImplemented
-            else BlockDiagonal(self.blocks * entries)
-        )
+        return self._times_entries(other, p * block + i, q * block + j)
 
     def pick(self, dense: Any) -> Any:
         blocks = _blocks_of(dense, self.blocks.shape[-3])
@@ -291,15 +284,14 @@ class _Triangles(Matrix):
         return BlockDiagonal(self._solve(self.blocks, blocks, blocks.ndim - 2))
 
     def _solve(self, blocks: Any, x: Any, axis: int) -> Any:
-        moved = jnp.moveaxis(x, axis, blocks.ndim - 2)
-        solved = lax.linalg.triangular_solve(
+        solve = functools.partial(
+            lax.linalg.triangular_solve,
             blocks,
-            moved.reshape(*blocks.shape[:-1], math.prod(moved.shape[blocks.ndim - 1 :])),
             left_side=True,
             lower=self.lower,
             unit_diagonal=self.unit_diagonal,
         )
-        return jnp.moveaxis(solved.reshape(moved.shape), blocks.ndim - 2, axis)
+        return solve_columns(solve, x, axis, blocks.ndim - 2)
 
 
 def _blocks_of(dense: Any, k: int) -> Any:
@@ -342,11 +334,7 @@ def sorted_eigh(values: Any, vectors: Any) -> Any:
 
 @jaxrewrite.register(jax.scipy.linalg.block_diag)
 def _(*vs: OnDiagonal) -> Any:
-    return Diagonal(jnp.concatenate([on_fields(_numbers_on_diagonal, v) for v in vs]))
-
-
-def _numbers_on_diagonal(v: OnDiagonal) -> Any:
-    return v.as_diagonal().d
+    return Diagonal(jnp.concatenate([on_fields(OnDiagonal.diagonal, v) for v in vs]))
 
 
 @jaxrewrite.register(jax.scipy.linalg.block_diag)

@@ -23,7 +23,7 @@ from jaxrewrite import register
 from .._base.recognised import find, fingerprint_within, only_call
 from .._base.structured import inexact, number_of
 from . import norms
-from .algebra import LinearAlgebra
+from .algebra import LinearAlgebra, known_of
 from .cholesky import CholeskyFactor
 from .low_rank import LowRank
 from .matrix import Matrix, adjoint, swapped
@@ -63,9 +63,7 @@ def _knows(fn: Callable[..., Any], *, square: bool = True) -> Callable[[Any], An
 
 
 @register("custom_jvp_call")
-def _(
-    v: Matrix | Scaled | Sum | LowRank, *more: Array, call_jaxpr: Any, **params: Any
-) -> Any:
+def _(v: _Known, *more: Array, call_jaxpr: Any, **params: Any) -> Any:
     """``jnp.linalg.pinv`` with a tolerance: an operand, or a number in the jaxpr."""
     call = only_call(call_jaxpr, "_pinv")
     if v.ndim < 2 or call is None or len(call.invars) != 2 or len(more) > 1:
@@ -124,9 +122,7 @@ def _cholesky(v: Any, *, symmetrised: bool, lower: bool) -> Any:
     if symmetrised:
         matrix = v.hermitian_part()
     # The adjoint of a sum of arrays is an array.
-    factor = (
-        matrix.known_cholesky() if isinstance(matrix, LinearAlgebra) else NotImplemented
-    )
+    factor = known_of(matrix, "known_cholesky")
     if factor is not NotImplemented:
         return [factor if lower else adjoint(factor)]
     is_lazy = not symmetrised and v.solvable

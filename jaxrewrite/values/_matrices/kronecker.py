@@ -16,9 +16,14 @@ import jaxrewrite
 from jaxrewrite import bind, register, same_structure, transform
 
 from .algebra import (
+    dense_cholesky,
+    dense_eigh,
+    dense_singular_values,
+    dense_svd,
     diagonal_of,
     is_known_hermitian,
     is_known_unitary,
+    is_square,
     known_or,
     of_dense,
     on_fields,
@@ -136,7 +141,7 @@ class Kronecker(Matrix):
 
     def times_number(self, factor: Any) -> Any:
         first, *rest = self.factors
-        return Kronecker(transform(jnp.multiply)(first, factor), *rest)
+        return Kronecker(first * factor, *rest)
 
     def times(self, other: Any) -> Any:
         """The mixed-product property, if the inner axes agree for each factor."""
@@ -187,7 +192,7 @@ class Kronecker(Matrix):
 
     @property
     def solvable(self) -> bool:
-        return all(x.shape[-2] == x.shape[-1] for x in self.factors)
+        return all(map(is_square, self.factors))
 
     @property
     def is_hermitian(self) -> bool:
@@ -203,7 +208,9 @@ class Kronecker(Matrix):
         return self._one_by_one(solve_factor, x, axis)
 
     def known_inverse(self) -> Any:
-        return self._each("known_inverse", jnp.linalg.inv)
+        if not self.solvable:
+            return NotImplemented
+        return self.map_factors(lambda x: known_or(x, "known_inverse", jnp.linalg.inv))
 
     def known_solution(self, b: Any) -> Any:
         """The solutions for each factor, if the rows of the factors agree."""
@@ -221,8 +228,6 @@ class Kronecker(Matrix):
 
     def _cholesky(self) -> Any:
         """The factor, also if an even number of factors is negative definite."""
-        if not self.solvable:
-            return NotImplemented
         cholesky_factors, is_positive = [], jnp.ones(self.batch, bool)
         for x in self.factors:
             is_negative = (diagonal_of(x).real[..., :1] < 0).any(-1)
@@ -258,11 +263,6 @@ class Kronecker(Matrix):
         """
         return self.solvable and all(map(is_known_hermitian, self.factors[1:]))
 
-    def _each(self, method: str, fn: Callable[[Any], Any]) -> Any:
-        if not self.solvable:
-            return NotImplemented
-        return self.map_factors(lambda factor: known_or(factor, method, fn))
-
     def known_determinant(self) -> Any:
         r""":math:`\prod_i \det(A_i)^{N / n_i}`, for factors of n_i rows and N rows in all."""
         if not self.solvable:
@@ -295,14 +295,14 @@ class Kronecker(Matrix):
         return self._decomposed("known_reduced_svd")
 
     def _decomposed(self, hook: str) -> Any:
-        fn = functools.partial(jnp.linalg.svd, full_matrices=False)
-        us, sizes, vhs = zip(*(known_or(x, hook, fn) for x in self.factors), strict=True)
+        decompositions = [known_or(x, hook, dense_svd) for x in self.factors]
+        us, sizes, vhs = zip(*decompositions, strict=True)
         size = functools.reduce(_outer_of_vectors, jaxrewrite.materialise(list(sizes)))
         us, vhs = (_of_one_dtype(factors) for factors in (us, vhs))
         return Kronecker(*us), size, Kronecker(*vhs)
 
     def known_singular_values(self) -> Any:
-        fn = functools.partial(jnp.linalg.svd, compute_uv=False)
+        fn = dense_singular_values
         sizes = [known_or(x, "known_singular_values", fn) for x in self.factors]
         size = functools.reduce(_outer_of_vectors, jaxrewrite.materialise(sizes))
         missing = min(self.shape[-2:]) - size.shape[-1]
@@ -312,8 +312,7 @@ class Kronecker(Matrix):
     def known_spectrum(self) -> Any:
         if not self.solvable or not self.is_hermitian:
             return NotImplemented
-        fn = functools.partial(jnp.linalg.eigh, symmetrize_input=False)
-        return self._eigen(lambda x: known_or(x, "known_eigh", fn, True))
+        return self._eigen(lambda x: known_or(x, "known_eigh", dense_eigh, True))
 
     def known_eigh(self, lower: bool) -> Any:
         return self._eigh(lower) if self._triangle_decides else NotImplemented
@@ -322,9 +321,7 @@ class Kronecker(Matrix):
         return self._eigh(True) if self.solvable else super().eigh()
 
     def _eigh(self, lower: bool) -> Any:
-        fn = functools.partial(
-            jnp.linalg.eigh, UPLO="L" if lower else "U", symmetrize_input=False
-        )
+        fn = functools.partial(dense_eigh, UPLO="L" if lower else "U")
         return sorted_eigh(*self._eigen(lambda x: known_or(x, "known_eigh", fn, lower)))
 
     def _eigen(self, eigh: Callable[[Any], Any]) -> tuple[Any, Any]:
@@ -346,14 +343,12 @@ def _solution_or_array(factor: Any, b: Any) -> Any:
 def _of_one_dtype(factors: Any) -> Any:
     """Some of the unitary factors of real matrices may be complex."""
     dtype = jnp.result_type(*(x.dtype for x in factors))
-    cast = transform(lambda x: x.astype(dtype))
-    return [cast(x) for x in factors]
+    return [x.astype(dtype) for x in factors]
 
 
 def _lower(factor: Any) -> Any:
     """The Cholesky factor, a value, so that its type says that it is triangular."""
-    cholesky = lambda a: Triangular(jnp.linalg.cholesky(a, symmetrize_input=False))
-    return known_or(factor, "known_cholesky", cholesky)
+    return known_or(factor, "known_cholesky", lambda a: Triangular(dense_cholesky(a)))
 
 
 def _chosen(which: Any, x: Any, y: Any) -> Any:
@@ -378,9 +373,13 @@ def _outer(a: Any, b: Any) -> Any:
     return product.reshape(*batch, n * p, m * q)
 
 
-def _outer_of_vectors(a: Any, b: Any) -> Any:
-    product = a[..., :, None] * b[..., None, :]
-    return product.reshape(*a.shape[:-1], a.shape[-1] * b.shape[-1])
+def of_pairs(combine: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    """A function of all pairs of the entries of vectors, in the order of a Kronecker product."""
+    pairs = combine(a[..., :, None], b[..., None, :])
+    return pairs.reshape(*a.shape[:-1], a.shape[-1] * b.shape[-1])
+
+
+_outer_of_vectors = functools.partial(of_pairs, operator.mul)
 
 
 def _at(factor: Any, i: Any, j: Any) -> Any:

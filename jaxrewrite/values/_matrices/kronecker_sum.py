@@ -14,6 +14,7 @@ References
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import jax
@@ -21,8 +22,8 @@ import jax.numpy as jnp
 
 import jaxrewrite
 
-from .algebra import LinearAlgebra, is_known_hermitian, known_or, on_fields, trace_of
-from .kronecker import Kronecker
+from .algebra import dense_eigh, is_known_hermitian, known_of, known_or, trace_of
+from .kronecker import Kronecker, of_pairs
 from .monomial import ScalarMatrix
 from .spectral import Spectrum, number_of_identity, spectra_of_sums
 from .sum import Sum, exponentials_of_sums, sum_of
@@ -71,16 +72,10 @@ def _(total: Sum) -> Spectrum | None:
     parts = _parts(total)
     if parts is None or not all(map(is_known_hermitian, parts)):
         return None
-    fn = functools.partial(jnp.linalg.eigh, symmetrize_input=False)
-    decompositions = [known_or(x, "known_eigh", fn, True) for x in parts]
+    decompositions = [known_or(x, "known_eigh", dense_eigh, True) for x in parts]
     numbers = jaxrewrite.materialise([values for values, _ in decompositions])
-    values = functools.reduce(_sums_of_pairs, numbers)
+    values = functools.reduce(functools.partial(of_pairs, operator.add), numbers)
     return Spectrum(values, Kronecker(*(vectors for _, vectors in decompositions)))
-
-
-def _sums_of_pairs(x: Any, y: Any) -> Any:
-    sums = x[..., :, None] + y[..., None, :]
-    return sums.reshape(*x.shape[:-1], x.shape[-1] * y.shape[-1])
 
 
 @exponentials_of_sums
@@ -100,8 +95,7 @@ def _(total: Sum) -> Any:
 
 def _exponential(part: Any) -> Any:
     """The result holds as many numbers as the dense part if the type knows none."""
-    dense = lambda x: jax.scipy.linalg.expm(jaxrewrite.materialise(x))
-    if not isinstance(part, LinearAlgebra):
-        return dense(part)
-    known = on_fields(lambda x: x.known_exponential(), part)
-    return dense(part) if known is NotImplemented else known
+    known = known_of(part, "known_exponential")
+    if known is not NotImplemented:
+        return known
+    return jax.scipy.linalg.expm(jaxrewrite.materialise(part))

@@ -16,18 +16,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-import jaxrewrite
 from jaxrewrite import register
 
 from .._base.recognised import find, fingerprints
 from .._base.structured import inexact
-from .algebra import LinearAlgebra, on_fields
+from .algebra import LinearAlgebra, dot_of, on_fields
 from .low_rank import LowRank
-from .lu import LEVELS
 from .matrix import Matrix
 from .pseudo_inverse import (
     ask_for_dense,
-    dot,
     is_kept,
     nan_unless_finite,
     pseudo_inverse_times,
@@ -47,7 +44,7 @@ def _(
         return NotImplemented
     # JAX casts the matrix first, of which there is no decomposition with 16 bits.
     dtype = jnp.result_type(v, *more[: call.has_right_side])
-    wide = jaxrewrite.transform(lambda v: v.astype(dtype))(v)
+    wide = v.astype(dtype)
     if not isinstance(wide, LinearAlgebra):
         return NotImplemented
     if not _is_known(wide):
@@ -117,12 +114,16 @@ def calls(a: Any, *more: Any) -> dict[Any, _Call]:
     return by_fingerprint
 
 
+# Which of the matrix and the right side may have axes of `jax.vmap`.
+_LEVELS = ((0, 0), (None, 0), (0, None))
+
+
 def _maps(a: Any, b: Any) -> Iterator[tuple[tuple[Any, Any], int]]:
     """How operands of such avals may have come from `jax.vmap`."""
     if b is None:
         yield (0, None), len(a.shape) - 2
         return
-    for axes in LEVELS:
+    for axes in _LEVELS:
         for depth in range(axes != (0, 0), len(a.shape) + len(b.shape)):
             (of_a, left), (of_b, right) = (
                 ((), x.shape) if axis is None else (x.shape[:depth], x.shape[depth:])
@@ -136,15 +137,14 @@ def _maps(a: Any, b: Any) -> Iterator[tuple[tuple[Any, Any], int]]:
 def _least_squares(v: Any, b: Any, rcond: Any) -> tuple[Any, Any, Any, Any]:
     """The results of JAX's function for one matrix and one or more columns."""
     dtype = jnp.result_type(v.dtype, b.dtype)
-    v = jaxrewrite.transform(lambda v: v.astype(dtype))(v)
-    columns = b.astype(dtype).reshape(b.shape[0], -1)
+    v, columns = v.astype(dtype), b.astype(dtype).reshape(b.shape[0], -1)
     eps = jnp.finfo(dtype).eps
     if rcond is None:
         rcond = max(v.shape) * eps
     sizes = nan_unless_finite(v.known_singular_values())
     tolerance = jnp.where(jnp.asarray(rcond) < 0, eps, rcond).astype(sizes.dtype)
     x = pseudo_inverse_times(v, tolerance, columns, keeps_equal=True)
-    left = columns - dot(v, x)
+    left = columns - dot_of(v, x)
     squares = jnp.sum(jnp.real(left * jnp.conj(left)), 0)
     rank = is_kept(sizes, tolerance, keeps_equal=True).sum()
     return (x[:, 0] if b.ndim == 1 else x), squares, rank, sizes

@@ -7,21 +7,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 
 from .._base.contract import contract, transpose
 from .._base.structured import Structured
-from .algebra import LinearAlgebra
+from .algebra import LinearAlgebra, dot
 from .low_rank_factors import (
     RANK,
     Factor,
@@ -176,9 +174,7 @@ class LowRank(LinearAlgebra, Structured):
         a, b = pair
         left, of_left = jnp.linalg.qr(a)
         right, of_right = jnp.linalg.qr(jnp.swapaxes(b, -1, -2))
-        inside = jnp.matmul(of_left, jnp.swapaxes(of_right, -1, -2), precision=_HIGHEST)
-        u, size, vh = jnp.linalg.svd(inside)
-        dot = functools.partial(jnp.matmul, precision=_HIGHEST)
+        u, size, vh = jnp.linalg.svd(dot(of_left, jnp.swapaxes(of_right, -1, -2)))
         return dot(left, u), size, dot(vh, jnp.swapaxes(right, -1, -2))
 
     def known_singular_values(self) -> Any:
@@ -239,9 +235,6 @@ class LowRank(LinearAlgebra, Structured):
         return dataclasses.replace(self, **specs)
 
 
-_HIGHEST = lax.Precision.HIGHEST
-
-
 @jax.custom_jvp
 def _singular_values(a: Any, b: Any) -> Any:
     return LowRank(a, b).known_reduced_svd()[1]
@@ -252,7 +245,6 @@ def _(primals: Any, tangents: Any) -> Any:
     """The diagonal of u* (da b + a db) v."""
     (a, b), (a_dot, b_dot) = primals, tangents
     u, size, vh = LowRank(a, b).known_reduced_svd()
-    dot = functools.partial(jnp.matmul, precision=_HIGHEST)
     v = jnp.conj(jnp.swapaxes(vh, -1, -2))
     inside = dot(a_dot, dot(b, v)) + dot(a, dot(b_dot, v))
     return size, (jnp.conj(u) * inside).sum(-2).real.astype(size.dtype)

@@ -40,6 +40,12 @@ def linear(name: str) -> Callable[[Any], Any]:
     return add
 
 
+def _of_images(v: LowRank, fn: Callable[[Factor], Any]) -> Any:
+    """The array of a function's results for each factor, arrays with the same axes."""
+    a, b = (f._replace(x=fn(f)) for f in factors(v))
+    return build(a, b, range(v.ndim))
+
+
 @linear("neg")
 def _(v: LowRank) -> Any:
     pair = list(factors(v))
@@ -50,8 +56,7 @@ def _(v: LowRank) -> Any:
 
 @linear("conj")
 def _(v: LowRank, **params: Any) -> Any:
-    a, b = (f._replace(x=lax.conj(f.x)) for f in factors(v))
-    return build(a, b, range(v.ndim))
+    return _of_images(v, lambda f: lax.conj(f.x))
 
 
 @linear("convert_element_type")
@@ -93,52 +98,41 @@ def _(v: LowRank, *, axis: int, reverse: bool) -> Any:
     if axis in a.labels and axis in b.labels:
         return NotImplemented
 
-    def summed(f: Factor) -> Factor:
+    def summed(f: Factor) -> Any:
         if axis not in f.labels:
-            return f
-        return f._replace(x=lax.cumsum(f.x, f.labels.index(axis), reverse=reverse))
+            return f.x
+        return lax.cumsum(f.x, f.labels.index(axis), reverse=reverse)
 
-    return build(summed(a), summed(b), range(v.ndim))
+    return _of_images(v, summed)
 
 
 @linear("rev")
 def _(v: LowRank, *, dimensions: Any) -> Any:
-    a, b = (
-        f._replace(x=lax.rev(f.x, [f.labels.index(i) for i in dimensions if i in f.labels]))
-        for f in factors(v)
-    )
-    return build(a, b, range(v.ndim))
+    axes = lambda f: [f.labels.index(i) for i in dimensions if i in f.labels]
+    return _of_images(v, lambda f: lax.rev(f.x, axes(f)))
 
 
 @linear("slice")
 def _(v: LowRank, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
     steps = strides or (1,) * v.ndim
 
-    def cut(f: Factor) -> Factor:
+    def cut(f: Factor) -> Any:
         limits = by_axis(f, limit_indices, v.rank)
-        return f._replace(
-            x=lax.slice(f.x, by_axis(f, start_indices, 0), limits, by_axis(f, steps, 1))
-        )
+        return lax.slice(f.x, by_axis(f, start_indices, 0), limits, by_axis(f, steps, 1))
 
-    a, b = map(cut, factors(v))
-    return build(a, b, range(v.ndim))
+    return _of_images(v, cut)
 
 
 @linear("dynamic_slice")
 def _(v: LowRank, *starts: Any, slice_sizes: Any) -> Any:
-    def cut(f: Factor) -> Factor:
+    def cut(f: Factor) -> Any:
         sizes = by_axis(f, slice_sizes, v.rank)
         if tuple(sizes) == f.x.shape:
-            return f
-        zero = jnp.zeros_like(starts[0])
-        return f._replace(
-            x=lax.dynamic_slice(
-                f.x, by_axis(f, starts, zero), sizes, allow_negative_indices=False
-            )
-        )
+            return f.x
+        begin = by_axis(f, starts, jnp.zeros_like(starts[0]))
+        return lax.dynamic_slice(f.x, begin, sizes, allow_negative_indices=False)
 
-    a, b = map(cut, factors(v))
-    return build(a, b, range(v.ndim))
+    return _of_images(v, cut)
 
 
 @linear("pad")
@@ -146,13 +140,8 @@ def _(v: LowRank, value: Any, *, padding_config: Any) -> Any:
     # The number that padding adds may not be zero, so padding that adds entries declines.
     if any(low > 0 or high > 0 or inner for low, high, inner in padding_config):
         return NotImplemented
-    a, b = (
-        f._replace(
-            x=lax.pad(f.x, jnp.zeros((), f.x.dtype), by_axis(f, padding_config, (0, 0, 0)))
-        )
-        for f in factors(v)
-    )
-    return build(a, b, range(v.ndim))
+    config = lambda f: by_axis(f, padding_config, (0, 0, 0))
+    return _of_images(v, lambda f: lax.pad(f.x, jnp.zeros((), f.x.dtype), config(f)))
 
 
 @linear("broadcast_in_dim")

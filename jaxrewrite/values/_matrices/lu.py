@@ -121,7 +121,3 @@ def _nan_unless_same(v: Any, other: Any, x: Any) -> Any:
         return x
     same = jnp.stack([(first == second).all() for first, second in pairs]).all()
     return jnp.where(same, x, jnp.nan)
-
-
-# Which of the factors and the right side may have axes of `jax.vmap`.
-LEVELS = ((0, 0), (None, 0), (0, None))

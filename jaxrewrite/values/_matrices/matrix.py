@@ -21,7 +21,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, bind, same_structure, transform
 
 from .._base.contract import contract
-from .._base.structured import Structured, inexact
+from .._base.structured import Structured, fields_of, inexact, is_value
 from .algebra import LinearAlgebra, on_fields, solve_columns
 
 
@@ -202,6 +202,15 @@ class Matrix(LinearAlgebra, Structured):
         """The entries of some rows and columns, as an array, of one matrix, not a stack."""
         return self.at(*jnp.meshgrid(i, j, indexing="ij"))
 
+    def _times_entries(self, other: Any, i: Any, j: Any) -> Any:
+        """``self * other``, if ``other`` knows its entries at the places of those of this matrix."""
+        if self.batch or not isinstance(other, Matrix):
+            return NotImplemented
+        entries = other.at(i, j)
+        if entries is NotImplemented:
+            return NotImplemented
+        return self.map_entries(lambda x: x * entries)
+
     def known_diagonal(self) -> Any:
         rows = jnp.arange(min(self.shape[-2:]))
         return NotImplemented if self.batch else self.at(rows, rows)
@@ -310,7 +319,14 @@ class _Transposed(Matrix):
 def nan_if_any_is(x: Inexact[Array, "*batch ..."], batch: int) -> Any:
     """Make all numbers of a matrix NaN if one is, as LAPACK does when it fails."""
     axes = tuple(range(batch, x.ndim))
-    return jnp.where(jnp.isnan(x).any(axes, keepdims=True), jnp.nan, x)
+    return jnp.where(jnp.isnan(x).any(axes, keepdims=True), jnp.nan, x) if axes else x
+
+
+def check_square(cls: str, field: str, x: Any) -> None:
+    """Raise a `ValueError` unless an array is a square matrix, or a stack of them."""
+    shape = jnp.shape(x)
+    if len(shape) < 2 or shape[-2] != shape[-1]:
+        raise ValueError(f"{cls}: {field} has shape {shape}, which is not square.")
 
 
 # --- arrays along an axis ---------------------------------------------------------------
@@ -388,13 +404,19 @@ def adjoint(x: Any) -> Any:
 
 def closed_product(x: Any, y: Any) -> Any:
     """``x @ y`` in closed form, or NotImplemented."""
-    return on_fields(_closed_product, x, y)
+    return on_fields(functools.partial(_closed, "times", "rtimes"), x, y)
 
 
-def _closed_product(x: Any, y: Any) -> Any:
-    closed = x.times(y) if isinstance(x, Matrix) else NotImplemented
+def closed_sum(x: Any, y: Any) -> Any:
+    """``x + y`` in closed form, or NotImplemented."""
+    return on_fields(functools.partial(_closed, "plus", "plus"), x, y)
+
+
+def _closed(hook: str, hook_of_second: str, x: Any, y: Any) -> Any:
+    """What the first of two values knows by a method, else what the second one does."""
+    closed = getattr(x, hook)(y) if isinstance(x, Matrix) else NotImplemented
     if closed is NotImplemented and isinstance(y, Matrix):
-        closed = y.rtimes(x)
+        closed = getattr(y, hook_of_second)(x)
     return closed
 
 
@@ -402,13 +424,22 @@ def negated(x: Any) -> Any:
     return bind(lax.neg_p, x) if isinstance(x, jaxrewrite.Value) else -x
 
 
-def closed_sum(x: Any, y: Any) -> Any:
-    """``x + y`` in closed form, or NotImplemented."""
-    return on_fields(_closed_sum, x, y)
+# So many parts a small matrix may have, too. A kernel of a Gaussian process has a dozen terms.
+_FEW_PARTS = 64
 
 
-def _closed_sum(x: Any, y: Any) -> Any:
-    closed = x.plus(y) if isinstance(x, Matrix) else NotImplemented
-    if closed is NotImplemented and isinstance(y, Matrix):
-        closed = y.plus(x)
-    return closed
+def lazily(v: Any) -> Any:
+    """A lazy result, or NotImplemented if it has more parts than an array would pay for.
+
+    Each operation goes through all parts, and an unrolled recursion, such as Newton's for an
+    inverse, doubles them with each turn. Products with the parts take more time than those with
+    the array before there are as many parts as rows.
+    """
+    parts = _count(v)
+    return v if parts <= _FEW_PARTS or parts <= min(v.shape[-2:]) // 4 else NotImplemented
+
+
+def _count(v: Any) -> int:
+    """How many values without values in them. One with many leaves is no lazy result."""
+    inside = [_count(x) for x in fields_of(v)[0] if is_value(x)]
+    return sum(inside) if inside else 1

@@ -29,7 +29,7 @@ from .._base.structured import (
     zero_unless,
 )
 from .determinant import Determinant
-from .matrix import Matrix, adjoint, nan_if_any_is, on_axis, unpivoted
+from .matrix import Matrix, adjoint, check_square, nan_if_any_is, on_axis, unpivoted
 from .product import Product, matrix_product
 
 
@@ -57,19 +57,47 @@ class OnDiagonal(Matrix):
     def known_lower_part(self, k: int) -> Any:
         return self if k >= 0 else self.map_entries(jnp.zeros_like)
 
+    def hadamard(self, other: Any) -> Any:
+        diagonal = other.known_diagonal()
+        return diagonal if diagonal is NotImplemented else self.scaled_rows(diagonal)
+
+    @property
+    def is_hermitian(self) -> bool:
+        return not jnp.iscomplexobj(self)
+
     def known_determinant(self) -> Any:
         return Determinant.of(self.diagonal())
+
+    def known_inverse(self) -> Any:
+        return self.map_entries(lambda d: 1 / d)
 
     def known_solution(self, b: Any) -> Any:
         if isinstance(b, OnDiagonal):
             return Diagonal(self.solve(b.diagonal(), b.ndim - 2))
         return matrix_product(self.known_inverse(), b)
 
+    def known_exponential(self) -> Any:
+        return self.map_entries(jnp.exp)
+
     def known_eigenvalues(self) -> Any:
         return self.diagonal()
 
+    def known_cholesky(self) -> Any:
+        def root(d: Any) -> Any:
+            # The imaginary part of the diagonal is ignored, as in LAPACK.
+            root = jnp.sqrt(jnp.where(d.real > 0, d.real, jnp.nan))
+            return nan_if_any_is(root, len(self.batch)).astype(self.dtype)
+
+        return self.map_entries(root)
+
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        return self._one() if unit_diagonal else self
+
     def known_lu(self) -> Any:
         return self, *unpivoted(self)
+
+    def _one(self) -> Identity:
+        return Identity(self.shape[-1], self.dtype, self.batch)
 
 
 class Diagonal(OnDiagonal):
@@ -123,6 +151,9 @@ class Diagonal(OnDiagonal):
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return on_axis(self.d, self.d.ndim - 1, x.ndim, axis) * x
 
+    def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
+        return Diagonal(fn(self.d, *(x.d for x in others)))
+
     def scaled_rows(self, factors: Any) -> Any:
         return Diagonal(self.d * factors)
 
@@ -139,10 +170,6 @@ class Diagonal(OnDiagonal):
     def plus(self, other: Any) -> Any:
         return Diagonal(self.d + other.d) if isinstance(other, Diagonal) else NotImplemented
 
-    def hadamard(self, other: Any) -> Any:
-        diagonal = other.known_diagonal()
-        return diagonal if diagonal is NotImplemented else Diagonal(self.d * diagonal)
-
     def at(self, i: Any, j: Any) -> Any:
         return zero_unless(i == j, self.d[i])
 
@@ -158,18 +185,8 @@ class Diagonal(OnDiagonal):
     def known_diagonal(self) -> Any:
         return self.d
 
-    @property
-    def is_hermitian(self) -> bool:
-        return not jnp.iscomplexobj(self.d)
-
     def solve(self, x: Any, axis: int) -> Any:
         return x / on_axis(self.d, self.d.ndim - 1, x.ndim, axis)
-
-    def known_inverse(self) -> Any:
-        return Diagonal(1 / self.d)
-
-    def known_exponential(self) -> Any:
-        return Diagonal(jnp.exp(self.d))
 
     def known_eigh(self, lower: bool) -> Any:
         order = jnp.argsort(self.d.real, axis=-1)
@@ -177,18 +194,7 @@ class Diagonal(OnDiagonal):
         return jnp.take_along_axis(self.d.real, order, -1), vectors
 
     def known_svd(self) -> Any:
-        identity = Identity(self.d.shape[-1], self.dtype, self.batch)
-        return sorted_svd(Diagonal(_phase(self.d)), abs(self.d), identity)
-
-    def known_cholesky(self) -> Any:
-        # The imaginary part of the diagonal is ignored, as in LAPACK.
-        root = jnp.sqrt(jnp.where(self.d.real > 0, self.d.real, jnp.nan))
-        return Diagonal(nan_if_any_is(root, len(self.batch)).astype(self.dtype))
-
-    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
-        if unit_diagonal:
-            return Identity(self.d.shape[-1], self.d.dtype, self.batch)
-        return self
+        return sorted_svd(Diagonal(_phase(self.d)), abs(self.d), self._one())
 
 
 def sorted_svd(u: Any, size: Any, vh: Any) -> tuple[Any, Any, Any]:
@@ -297,9 +303,8 @@ class Identity(OnDiagonal):
     def plus(self, other: Any) -> Any:
         return self.as_multiple().plus(other)
 
-    def hadamard(self, other: Any) -> Any:
-        diagonal = other.known_diagonal()
-        return diagonal if diagonal is NotImplemented else Diagonal(diagonal)
+    def scaled_rows(self, factors: Any) -> Any:
+        return Diagonal(factors)
 
     def tangent(self, leaf_tangents: Any) -> Any:
         return jnp.zeros(self.shape, self.of_dtype)  # The identity never changes.
@@ -333,16 +338,10 @@ class Identity(OnDiagonal):
     def known_solution(self, b: Any) -> Any:
         return b
 
-    def known_exponential(self) -> Any:
-        return self.as_multiple().known_exponential()
-
     def known_eigh(self, lower: bool) -> Any:
         return self.diagonal().real, self
 
     def known_cholesky(self) -> Any:
-        return self
-
-    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         return self
 
 
@@ -445,26 +444,15 @@ class ScalarMatrix(OnDiagonal):
     def hadamard(self, other: Any) -> Any:
         if isinstance(other, (Identity, ScalarMatrix)):
             return self.times(other)
-        diagonal = other.known_diagonal()
-        return NotImplemented if diagonal is NotImplemented else self.scaled_rows(diagonal)
-
-    @property
-    def is_hermitian(self) -> bool:
-        return not jnp.iscomplexobj(self.c)
+        return super().hadamard(other)
 
     def solve(self, x: Any, axis: int) -> Any:
         return x / self._beside(x)
-
-    def known_inverse(self) -> Any:
-        return ScalarMatrix(1 / self.c, self.rows)
 
     def known_solution(self, b: Any) -> Any:
         if isinstance(b, (Identity, ScalarMatrix)):
             return self.map_entries(lambda c, of_b: of_b / c, b.as_multiple())
         return super().known_solution(b)
-
-    def known_exponential(self) -> Any:
-        return ScalarMatrix(jnp.exp(self.c), self.rows)
 
     def known_determinant(self) -> Any:
         return Determinant.of(self.c[..., None]) ** self.rows
@@ -478,16 +466,6 @@ class ScalarMatrix(OnDiagonal):
     def known_svd(self) -> Any:
         unitary = ScalarMatrix(_phase(self.c), self.rows)
         return unitary, abs(self.diagonal()), self._one()
-
-    def known_cholesky(self) -> Any:
-        root = jnp.sqrt(jnp.where(self.c.real > 0, self.c.real, jnp.nan))
-        return ScalarMatrix(root.astype(self.dtype), self.rows)
-
-    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
-        return self._one() if unit_diagonal else self
-
-    def _one(self) -> Identity:
-        return Identity(self.rows, self.dtype, self.batch)
 
 
 class Permutation(Matrix):
@@ -561,10 +539,7 @@ class Permutation(Matrix):
         >>> Permutation.from_dense(jnp.eye(3)[::-1]).order
         Array([2, 1, 0], dtype=int32)
         """
-        if jnp.ndim(matrix) < 2 or matrix.shape[-2] != matrix.shape[-1]:
-            raise ValueError(
-                f"Permutation: matrix has shape {jnp.shape(matrix)}, which is not square."
-            )
+        check_square("Permutation", "matrix", matrix)
         if disproved(_is_permutation, matrix):
             raise ValueError("Permutation: matrix is not a permutation matrix.")
         return cls(jnp.argmax(matrix, -1), jnp.result_type(matrix))

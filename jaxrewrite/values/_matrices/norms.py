@@ -17,7 +17,9 @@ from jax import lax
 import jaxrewrite
 
 from .._base.structured import inexact, promoted
+from .algebra import dot
 from .low_rank import LowRank
+from .matrix import adjoint
 from .scaled import Scaled
 from .sum import Sum
 
@@ -48,22 +50,21 @@ def norm(v: Any, axes: tuple[int, ...]) -> Any:
 def _of_factors(a: Any, b: Any, axes: tuple[int, ...]) -> Any:
     """Of a product, by the triangular factors of its factors, whose columns do not cancel."""
     if -1 in axes:
-        b = _adjoint(jnp.linalg.qr(_adjoint(b), mode="r"))
+        b = adjoint(jnp.linalg.qr(adjoint(b), mode="r"))
     if -2 in axes:
         a = jnp.linalg.qr(a, mode="r")
-    return jnp.linalg.norm(jnp.matmul(a, b, precision=_HIGHEST), axis=axes)
+    return jnp.linalg.norm(dot(a, b), axis=axes)
 
 
 @_of_factors.defjvp
 def _(axes: tuple[int, ...], primals: Any, tangents: Any) -> Any:
     (a, b), (da, db) = primals, tangents
     size = _of_factors(a, b, axes)
-    dot = functools.partial(jnp.matmul, precision=_HIGHEST)
     if axes == COLUMNS:
-        inner = dot(dot(_adjoint(a), da), b) + dot(dot(_adjoint(a), a), db)
+        inner = dot(dot(adjoint(a), da), b) + dot(dot(adjoint(a), a), db)
         along = jnp.sum((jnp.conj(b) * inner).real, -2)
     else:
-        inner = dot(da, dot(b, _adjoint(b))) + dot(a, dot(db, _adjoint(b)))
+        inner = dot(da, dot(b, adjoint(b))) + dot(a, dot(db, adjoint(b)))
         along = jnp.sum((jnp.conj(a) * inner).real, (-2, -1) if axes == BOTH else -1)
     return size, along / size
 
@@ -84,9 +85,4 @@ def _of_sum(v: Any, axes: tuple[int, ...]) -> Any:
     return jnp.sqrt(total.sum() if axes == BOTH else total)
 
 
-def _adjoint(x: Any) -> Any:
-    return jnp.conj(jnp.swapaxes(x, -1, -2))
-
-
 _BLOCK = 64
-_HIGHEST = lax.Precision.HIGHEST

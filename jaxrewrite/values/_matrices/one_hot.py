@@ -115,19 +115,11 @@ class Rows(Matrix):
 
     def hadamard(self, other: Any) -> Any:
         if not isinstance(other, Rows) or self.axis != other.axis:
-            return self._entries_of(other)
+            i = jnp.arange(self.indices.shape[-1])
+            j = jnp.clip(self.columns(), 0, self.classes - 1)
+            return self._times_entries(other, *((i, j) if self.axis == -1 else (j, i)))
         both = self.columns() == other.columns()
         return self.map_entries(lambda v, w: zero_unless(both, v * w), other)
-
-    def _entries_of(self, other: Any) -> Any:
-        """``self * other`` for a matrix that knows its entries."""
-        if self.batch or not isinstance(other, Matrix):
-            return NotImplemented
-        i, j = jnp.arange(len(self.indices)), jnp.clip(self.columns(), 0, self.classes - 1)
-        entries = other.at(*((i, j) if self.axis == -1 else (j, i)))
-        if entries is NotImplemented:
-            return NotImplemented
-        return self.map_entries(lambda weights: weights * entries)
 
     def pick(self, dense: Any) -> Any:
         rows = dense if self.axis == -1 else jnp.swapaxes(dense, -2, -1)
@@ -193,8 +185,6 @@ class OneHot(Rows):
     def __post_init__(self) -> None:
         object.__setattr__(self, "of_dtype", jnp.dtype(self.of_dtype))
         _check(self)
-        if disproved(are_below, self.indices, static=(self.classes,)):
-            raise ValueError(f"OneHot: indices are not all from 0 to {self.classes - 1}.")
 
     @classmethod
     def from_dense(cls, matrix: Any) -> OneHot:
@@ -295,8 +285,6 @@ class Picked(Rows):
                 f"Picked: values has shape {jnp.shape(self.values)}, but indices has "
                 f"{jnp.shape(self.indices)}."
             )
-        if disproved(are_below, self.indices, static=(self.classes,)):
-            raise ValueError(f"Picked: indices are not all from 0 to {self.classes - 1}.")
 
     def aval(self) -> Any:
         return self.shape_of(self.values.dtype)
@@ -321,6 +309,8 @@ def _check(v: Any) -> None:
         raise ValueError(f"{name}: classes is {v.classes}, which is negative.")
     if v.axis not in (-1, -2):
         raise ValueError(f"{name}: axis is {v.axis}, not -1 or -2.")
+    if disproved(are_below, v.indices, static=(v.classes,)):
+        raise ValueError(f"{name}: indices are not all from 0 to {v.classes - 1}.")
 
 
 def _as_rows(x: Any, axis: int = -1) -> Any:

@@ -17,9 +17,12 @@ from .._base.contract import contract
 from .._base.sizes import is_less
 from .algebra import (
     LinearAlgebra,
+    dense_singular_values,
+    dense_svd,
     diagonal_of,
     is_known_unitary,
     is_square,
+    known_of,
     known_or,
     on_fields,
 )
@@ -102,8 +105,6 @@ class Product(Matrix):
 
     def times_number(self, factor: Any) -> Any:
         first, *rest = self.factors
-        if isinstance(first, jaxrewrite.Value):
-            return Product((jaxrewrite.transform(jnp.multiply)(first, factor), *rest))
         return Product((first * factor, *rest))
 
     def cast(self, dtype: Any) -> Any:
@@ -198,8 +199,8 @@ class Product(Matrix):
         core = self._core()
         if core is None:
             return NotImplemented
-        fn = functools.partial(jnp.linalg.svd, compute_uv=False)
-        return _known_or_of_array(self.factors[core], "known_singular_values", fn)
+        hook = "known_singular_values"
+        return _known_or_of_array(self.factors[core], hook, dense_singular_values)
 
     def _core(self) -> int | None:
         """The one factor that has the singular values, if all others are unitary."""
@@ -210,16 +211,16 @@ class Product(Matrix):
         core = self._core()
         if core is None:
             return NotImplemented
-        fn = functools.partial(jnp.linalg.svd, full_matrices=False)
-        decomposition = _known_or_of_array(self.factors[core], hook, fn)
+        decomposition = _known_or_of_array(self.factors[core], hook, dense_svd)
         if decomposition is NotImplemented:
             return NotImplemented
         u, size, vh = decomposition
         times = jaxrewrite.transform(jnp.matmul)
+        # The vectors of a real matrix may be complex.
         for factor in reversed(self.factors[:core]):
-            u = times(_like(factor, u), u)
+            u = times(factor.astype(u.dtype), u)
         for factor in self.factors[core + 1 :]:
-            vh = times(vh, _like(factor, vh))
+            vh = times(vh, factor.astype(vh.dtype))
         return u, size, vh
 
 
@@ -258,14 +259,7 @@ def _multiplied(factor: Any, x: Any, axis: int) -> Any:
 
 
 def _known_or_of_array(x: Any, hook: str, fn: Callable[[Any], Any]) -> Any:
-    if isinstance(x, LinearAlgebra):
-        return on_fields(lambda x: getattr(x, hook)(), x)
-    return NotImplemented if isinstance(x, jaxrewrite.Value) else fn(x)
-
-
-def _like(factor: Any, x: Any) -> Any:
-    """A unitary factor of the dtype of vectors, which may be complex for a real matrix."""
-    return jaxrewrite.transform(lambda factor: factor.astype(x.dtype))(factor)
+    return known_of(x, hook) if isinstance(x, jaxrewrite.Value) else fn(x)
 
 
 def _factors(x: Any) -> tuple[Any, ...]:

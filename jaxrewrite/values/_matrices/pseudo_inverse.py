@@ -14,16 +14,15 @@ References
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 import jaxrewrite
 
-from .algebra import LinearAlgebra
+from .algebra import dense_svd, dot_of, known_or, solve_columns
 from .matrix import Matrix, adjoint, swapped
 
 
@@ -53,13 +52,8 @@ class PseudoInverse(Matrix):
         return pseudo_inverse_times(dense, self.tolerance, columns).astype(self.dtype)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
-        batch = len(self.batch)
-        moved = jnp.moveaxis(x, axis, batch)
-        rest = moved.shape[batch + 1 :]
-        columns = moved.reshape(*moved.shape[: batch + 1], math.prod(rest))
-        y = pseudo_inverse_times(self.matrix, self.tolerance, columns)
-        y = y.astype(self.dtype).reshape(*self.batch, self.shape[-2], *rest)
-        return jnp.moveaxis(y, batch, axis)
+        multiply = functools.partial(pseudo_inverse_times, self.matrix, self.tolerance)
+        return solve_columns(multiply, x, axis, len(self.batch)).astype(self.dtype)
 
     def transposed(self) -> Any:
         return PseudoInverse(swapped(self.matrix), self.tolerance, self.dtype)
@@ -110,19 +104,20 @@ def pseudo_inverse_times(
 ) -> Any:
     r"""The pseudo-inverse of a matrix times an array of shape (\*batch, n, k).
 
-    The matrix is an array, or a value that knows its `known_reduced_svd`.
+    The matrix is an array, or a value that knows its `known_reduced_svd`. Such a value may become one
+    of another form, such as a stack.
     """
     leaves, treedef = jax.tree.flatten(a)
     matrix_of = lambda leaves: jax.tree.unflatten(treedef, leaves)
 
     @jax.custom_jvp
     def product(leaves: Any, tolerance: Any, b: Any) -> Any:
-        u, size, vh = _reduced_svd(matrix_of(leaves))
+        u, size, vh = known_or(matrix_of(leaves), "known_reduced_svd", dense_svd)
         size = nan_unless_finite(jaxrewrite.materialise(size))
         kept = is_kept(size, tolerance, keeps_equal)
         inverse = jnp.where(kept, 1 / jnp.where(kept, size, 1), 0 * size)
-        inside = dot(adjoint(u), b)
-        solution = dot(adjoint(vh), inside * inverse[..., None].astype(inside.dtype))
+        inside = dot_of(adjoint(u), b)
+        solution = dot_of(adjoint(vh), inside * inverse[..., None].astype(inside.dtype))
         is_real = not (jnp.iscomplexobj(matrix_of(leaves)) or jnp.iscomplexobj(b))
         return solution.real if is_real else solution
 
@@ -133,34 +128,14 @@ def pseudo_inverse_times(
         a = matrix_of(leaves)
 
         def change(fn: Any, x: Any) -> Any:
-            along = lambda leaves: dot(fn(matrix_of(leaves)), x)
+            along = lambda leaves: dot_of(fn(matrix_of(leaves)), x)
             return jax.jvp(along, (leaves,), (leaf_tangents,))[1]
 
         x = product(leaves, tolerance, b)
-        left = change(adjoint, b - dot(a, x))
+        left = change(adjoint, b - dot_of(a, x))
         times = lambda a, x: pseudo_inverse_times(a, tolerance, x, keeps_equal=keeps_equal)
         tangent = times(a, b_dot - change(lambda a: a, x) + times(adjoint(a), left))
         beside = change(adjoint, times(adjoint(a), x))
-        return x, tangent + beside - times(a, dot(a, beside))
+        return x, tangent + beside - times(a, dot_of(a, beside))
 
     return product(leaves, tolerance, b)
-
-
-def _reduced_svd(a: Any) -> Any:
-    """The decomposition that is known, or that of the dense array.
-
-    A value whose decomposition is known may become one of another form, such as a stack.
-    """
-    known = a.known_reduced_svd() if isinstance(a, LinearAlgebra) else NotImplemented
-    if known is not NotImplemented:
-        return known
-    svd = jaxrewrite.transform(lambda a: jnp.linalg.svd(a, full_matrices=False))
-    return jaxrewrite.materialise(tuple(svd(a)))
-
-
-def dot(a: Any, x: Any) -> Any:
-    multiply = jaxrewrite.transform(lambda a, x: jnp.matmul(a, x, precision=_HIGHEST))
-    return jaxrewrite.materialise(multiply(a, x))
-
-
-_HIGHEST = lax.Precision.HIGHEST

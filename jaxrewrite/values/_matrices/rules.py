@@ -20,7 +20,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, register, transform
 from jaxrewrite.extend import Zeros
 
-from .._base.contract import Labels, is_or_none, labels, transpose
+from .._base.contract import is_or_none, sides, transpose
 from .._base.gathers import fills
 from .._base.sizes import is_at_most
 from .._base.structured import (
@@ -34,8 +34,7 @@ from .._base.structured import (
     total,
     zero_unless,
 )
-from .lazily import lazily
-from .matrix import Matrix, closed_sum, negated, swapped
+from .matrix import Matrix, closed_sum, lazily, negated, swapped
 from .monomial import Diagonal
 from .product import matrix_product
 from .scaled import Scaled
@@ -45,10 +44,9 @@ from .sum import Sum, sum_of
 # --- products ---------------------------------------------------------------------------
 
 
-def _times_array(
-    v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any
-) -> Any:
-    """``dot_general`` of a matrix and an array, in either order."""
+@register("dot_general", exchange="types")
+def _(left: Matrix, right: Array, *, dimension_numbers: Any, **params: Any) -> Any:
+    _, v, x, vs, xs, out = sides(Matrix, left, right, dimension_numbers)
     batch, (row, column) = vs[:-2], vs[-2:]
     shared = [label for label in (row, column) if label in xs]
     if len(shared) != 1 or params.get("out_sharding") is not None:
@@ -78,14 +76,6 @@ def _times_array(
     return transpose(y, tuple(label for label in labels_of_y if label in out), out).astype(
         dtype
     )
-
-
-@register("dot_general", exchange="types")
-def _(x: Matrix, y: Array, *, dimension_numbers: Any, **params: Any) -> Any:
-    xs, ys, out = labels(dimension_numbers, x.ndim, y.ndim)
-    if isinstance(x, Matrix):
-        return _times_array(x, xs, y, ys, out, params)
-    return _times_array(y, ys, x, xs, out, params)
 
 
 def standard(x: Any, y: Any, dimension_numbers: Any) -> Any:

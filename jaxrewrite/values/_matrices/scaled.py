@@ -20,6 +20,7 @@ from .algebra import (
     diagonal_of,
     is_known_hermitian,
     is_square,
+    known_of,
     known_or,
     of_dense,
     on_fields,
@@ -27,8 +28,7 @@ from .algebra import (
 )
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
-from .lazily import lazily
-from .matrix import negated
+from .matrix import lazily, negated
 from .sum import Sum, sum_of
 
 
@@ -104,10 +104,6 @@ class Scaled(LinearAlgebra, Linear):
         leaves, treedef = jax.tree.flatten(self)
         return jax.tree.unflatten(treedef, [*leaves[:-1], jnp.asarray(scale, self.dtype)])
 
-    def _of(self, x: Any) -> Scaled:
-        """Another array with the same number, or numbers, as its scale."""
-        return Scaled(x, jnp.zeros((), self.dtype)).rescaled(self.scale)
-
     def sliceable(self) -> Any:
         """The same array, with a number for each element of the first axis."""
         if jnp.ndim(self.scale) or not self.x.shape:
@@ -163,10 +159,10 @@ class Scaled(LinearAlgebra, Linear):
 
     def known_inverse(self) -> Any:
         """The array's inverse divided by the number, if the array knows its inverse."""
-        inverse = self._known("known_inverse")
+        inverse = known_of(self.x, "known_inverse")
         if inverse is NotImplemented:
             return NotImplemented
-        return self._of(inverse).rescaled(1 / self.scale)
+        return multiple(inverse, 1 / self.scale)
 
     def known_determinant(self) -> Any:
         r"""The number to the power n, times the determinant of an array of n rows.
@@ -177,7 +173,7 @@ class Scaled(LinearAlgebra, Linear):
         if not is_square(self) or self._scales_rows():
             return NotImplemented
         if isinstance(self.x, jaxrewrite.Value):
-            determinant = self._known("known_determinant")
+            determinant = known_of(self.x, "known_determinant")
             if determinant is NotImplemented:
                 return NotImplemented
             determinant = jaxrewrite.materialise(determinant)
@@ -193,10 +189,10 @@ class Scaled(LinearAlgebra, Linear):
 
     def hermitian_part(self) -> Any:
         """A real multiple of that of the array."""
-        part = self._known("hermitian_part")
+        part = known_of(self.x, "hermitian_part")
         if part is NotImplemented or jnp.iscomplexobj(self.scale):
             return NotImplemented
-        return self._of(part)
+        return multiple(part, self.scale)
 
     def known_cholesky(self) -> Any:
         """The factor of the array, with the sign of the number, times the root of the number.
@@ -208,7 +204,7 @@ class Scaled(LinearAlgebra, Linear):
         size = abs(self.scale)
         sign = self.rescaled(jnp.where(size > 0, jnp.sign(self.scale), jnp.nan))
         signed = transform(jnp.multiply)(self.x, sign.factor())
-        factor = on_fields(lambda x: x.known_cholesky(), signed)
+        factor = known_of(signed, "known_cholesky")
         if factor is NotImplemented:
             return NotImplemented
         # A root that is NaN has made NaN of the factor already.
@@ -220,12 +216,14 @@ class Scaled(LinearAlgebra, Linear):
 
     def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         triangle = (
-            NotImplemented if unit_diagonal else self._known("known_triangle", lower, False)
+            NotImplemented
+            if unit_diagonal
+            else known_of(self.x, "known_triangle", lower, False)
         )
-        return triangle if triangle is NotImplemented else self._of(triangle)
+        return triangle if triangle is NotImplemented else multiple(triangle, self.scale)
 
     def known_eigh(self, lower: bool) -> Any:
-        decomposition = self._known("known_eigh", lower)
+        decomposition = known_of(self.x, "known_eigh", lower)
         if decomposition is NotImplemented or jnp.iscomplexobj(self.scale):
             return NotImplemented
         values, vectors = decomposition
@@ -240,7 +238,7 @@ class Scaled(LinearAlgebra, Linear):
         return self._decomposed("known_reduced_svd")
 
     def _decomposed(self, hook: str) -> Any:
-        decomposition = self._known(hook)
+        decomposition = known_of(self.x, hook)
         if decomposition is NotImplemented:
             return NotImplemented
         u, size, vh = decomposition
@@ -251,19 +249,13 @@ class Scaled(LinearAlgebra, Linear):
             phase = jnp.where(is_zero, 1, phase)
         else:
             phase = jnp.where(self.scale < 0, -1, 1)
-        unit = Scaled(u, jnp.ones((), u.dtype))
-        return unit.rescaled(phase.astype(u.dtype)), size, vh
+        return multiple(u, phase.astype(u.dtype)), size, vh
 
     def known_singular_values(self) -> Any:
-        singular_values = self._known("known_singular_values")
+        singular_values = known_of(self.x, "known_singular_values")
         if singular_values is NotImplemented:
             return NotImplemented
         return jaxrewrite.materialise(singular_values) * abs(self._of_matrices(1))
-
-    def _known(self, hook: str, *args: Any) -> Any:
-        if not isinstance(self.x, LinearAlgebra):
-            return NotImplemented
-        return on_fields(lambda x: getattr(x, hook)(*args), self.x)
 
     def known_eigenvalues(self) -> Any:
         if not is_square(self) or self._scales_rows():
@@ -288,6 +280,11 @@ class Scaled(LinearAlgebra, Linear):
         solution = on_fields(lambda matrix, x: matrix.solve(x, axis), self.x, x)
         scale = self.scale
         return solution / scale.reshape(*scale.shape, *[1] * (x.ndim - scale.ndim))
+
+
+def multiple(x: Any, scale: Any) -> Scaled:
+    """An array times a number, or times one for each element of a batch."""
+    return Scaled(x, jnp.zeros((), x.dtype)).rescaled(scale)
 
 
 def _lazy_multiple(x: Any, scale: Any) -> Any:
@@ -323,7 +320,7 @@ def _(v: Scaled, *, permutation: Any) -> Any:
     kept = tuple(range(jnp.ndim(v.scale)))
     if tuple(permutation[: len(kept)]) != kept:
         return NotImplemented
-    return v._of(bind("transpose", v.x, permutation=permutation))
+    return multiple(bind("transpose", v.x, permutation=permutation), v.scale)
 
 
 @register("mul", exchange="operands")
@@ -334,15 +331,10 @@ def _(v: Scaled, factor: Array, **params: Any) -> Any:
 
 
 @register("div")
-def _(v: Scaled, divisor: Array, **params: Any) -> Any:
-    if not is_number(divisor):
+def _(v: Scaled, divisor: Array | ArrayValue, **params: Any) -> Any:
+    if isinstance(divisor, ArrayValue) or not is_number(divisor):
         return v.map_parts(lambda part: bind("div", part, divisor))
     return v.rescaled(v.scale / jnp.reshape(divisor, ()))
-
-
-@register("div")
-def _(v: Scaled, divisor: ArrayValue, **params: Any) -> Any:
-    return v.map_parts(lambda part: bind("div", part, divisor))
 
 
 @register("div")
@@ -361,7 +353,7 @@ def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
         if product is not NotImplemented:
             return product
     x, scale = (bind(primitive, part, **params) for part in (v.x, v.scale))
-    return Scaled(x, jnp.zeros((), x.dtype)).rescaled(scale)
+    return multiple(x, scale)
 
 
 _MULTIPLICATIVE = ("neg", "abs", "square", "integer_pow", "conj")

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-
 import jaxrewrite
 
-from .algebra import LinearAlgebra, on_fields
-from .lazily import lazily
+from .algebra import known_of, on_fields
 from .low_rank import LowRank
-from .matrix import closed_product, solve_factor, swapped
+from .matrix import closed_product, lazily, solve_factor, swapped
 from .monomial import Identity, ScalarMatrix
 from .product import Product
-from .scaled import Scaled
+from .scaled import Scaled, multiple
 from .sum import Sum, sum_of
 
 
@@ -62,9 +59,9 @@ def _of_parts(a: Any, b: Any) -> Any:
 
 
 def _of_matrices(a: Any, b: Any) -> Any:
-    known = a.known_solution(b) if isinstance(a, LinearAlgebra) else NotImplemented
+    known = known_of(a, "known_solution", b)
     if known is NotImplemented and isinstance(b, (Identity, ScalarMatrix)):
-        inverse = a.known_inverse() if isinstance(a, LinearAlgebra) else NotImplemented
+        inverse = known_of(a, "known_inverse")
         return inverse if inverse is NotImplemented else closed_product(inverse, b)
     return known
 
@@ -82,4 +79,4 @@ def _multiple(x: Any, scale: Any) -> Any:
         return x
     if isinstance(x, Scaled):
         x, scale = x.x, x.scale * scale
-    return Scaled(x, jnp.zeros((), x.dtype)).rescaled(scale)
+    return multiple(x, scale)

@@ -270,7 +270,8 @@ class Sparse(Matrix):
     def transposed(self) -> Any:
         if isinstance(self.matrix, BCSR):
             return Sparse(self.matrix, by_columns=not self.by_columns)
-        return _flipped(self.matrix)
+        *batch, n, m = self.shape
+        return _unique(BCOO((self.data, self.indices[..., ::-1]), shape=(*batch, m, n)))
 
     def map_entries(self, fn: Callable[..., Any], *others: Self) -> Self:
         # Padding becomes one, because the function may have no derivative at zero.
@@ -281,9 +282,8 @@ class Sparse(Matrix):
         return self.with_data(self.data.astype(dtype))
 
     def pick(self, dense: Any) -> Self:
-        return self.with_data(
-            jnp.vectorize(_picked, signature="(n,m),(e),(e)->(e)")(dense, *self.places())
-        )
+        pick = jnp.vectorize(lambda x, i, j: x[i, j], signature="(n,m),(e),(e)->(e)")
+        return self.with_data(pick(dense, *self.places()))
 
     def scaled_rows(self, factors: Any) -> Any:
         rows, _ = self.places()
@@ -473,11 +473,9 @@ def _check_indices(matrix: BCOO | BCSR) -> None:
 def _summed(matrix: BCOO | BCSR) -> BCOO | BCSR:
     """The matrix with the entries at the same place added."""
     n, m = matrix.shape[-2:]
-    if isinstance(matrix, BCSR):
-        return _compressed(
-            bcoo_sum_duplicates(matrix.to_bcoo(), nse=least_bound(matrix.nse, n * m))
-        )
-    return bcoo_sum_duplicates(matrix, nse=least_bound(matrix.nse, n * m))
+    entries = matrix.to_bcoo() if isinstance(matrix, BCSR) else matrix
+    summed = bcoo_sum_duplicates(entries, nse=least_bound(matrix.nse, n * m))
+    return _compressed(summed) if isinstance(matrix, BCSR) else summed
 
 
 def _compressed(matrix: BCOO) -> BCSR:
@@ -487,17 +485,10 @@ def _compressed(matrix: BCOO) -> BCSR:
     return BCSR(held, shape=matrix.shape, unique_indices=True)
 
 
-def _flipped(matrix: BCOO) -> Sparse:
-    """The transpose of the matrix."""
-    *batch, n, m = matrix.shape
-    held = (matrix.data, matrix.indices[..., ::-1])
-    return Sparse(BCOO(held, shape=(*batch, m, n), unique_indices=True))
-
-
 def _of_diagonal(d: Any) -> Sparse:
     n = d.shape[-1]
     rows = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32)[:, None], (*d.shape, 2))
-    return Sparse(BCOO((d, rows), shape=(*d.shape, n), unique_indices=True))
+    return _unique(BCOO((d, rows), shape=(*d.shape, n)))
 
 
 def _union(data: Any, x: BCOO, y: BCOO) -> BCOO:
@@ -538,10 +529,6 @@ def _added(data: Any, indices: Any, shape: tuple[int, int]) -> Any:
 def _summable(data: Any) -> Any:
     """Booleans as integers, since JAX does not add up booleans."""
     return data.astype(jnp.int32) if data.dtype == jnp.bool_ else data
-
-
-def _picked(dense: Any, rows: Any, columns: Any) -> Any:
-    return dense[rows, columns]
 
 
 def _positions(indices: Any, asked: Any) -> Any:
@@ -642,7 +629,7 @@ def _(x: Sparse, y: Sparse, *, primitive: Any, **params: Any) -> Any:
     both = _union(_summable(jnp.concatenate(pairs, -2)), p, q)
     data = both.data.astype(x.dtype)
     data = jaxrewrite.bind(primitive, data[..., 0], data[..., 1], **params)
-    return Sparse(BCOO((data, both.indices), shape=x.shape, unique_indices=True))
+    return _unique(BCOO((data, both.indices), shape=x.shape))
 
 
 def _unique(matrix: BCOO) -> Sparse:
@@ -682,15 +669,11 @@ def _rearranged(move: Callable[[list[BCOO]], BCOO], *vs: Sparse) -> Any:
     return _unique(BCOO((held_data, indices), shape=moved.shape))
 
 
-def _acts_on_batch(v: Sparse, sizes: Sequence[int]) -> bool:
-    return tuple(sizes[len(v.batch) :]) == v.shape[-2:]
-
-
 @register("slice")
 def _(v: Sparse, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
     if strides is None or set(strides[-2:]) == {1}:
         cut = [b - a for a, b in zip(start_indices, limit_indices, strict=True)]
-        if _acts_on_batch(v, cut):
+        if tuple(cut[len(v.batch) :]) == v.shape[-2:]:
             return NotImplemented
     bounds = {"start_indices": start_indices, "limit_indices": limit_indices}
     return _rearranged(lambda held: bcoo_slice(held[0], strides=strides, **bounds), v)

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 from jax.experimental.sparse import BCOO, BCSR, bcoo_dot_general, bcsr_dot_general
+
+from .triangle import with_tangent
 
 
 # XLA's sparse product on a CPU takes these dtypes. For others JAX warns or uses a gather.
@@ -152,13 +153,9 @@ def _by_rows(data: Any, columns: Any, pointers: Any, x: Any) -> Any:
 def _(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     """JAX would transpose the place of each entry in all rows by an array of all entries."""
     data, columns, pointers, x = primals
-    y, data_dot, x_dot = _by_rows(*primals), tangents[0], tangents[-1]
-    y_dot = jnp.zeros_like(y)
-    if type(x_dot) is not SymbolicZero:
-        y_dot += _by_rows(data, columns, pointers, x_dot)
-    if type(data_dot) is not SymbolicZero:
-        y_dot += _one_by_one(data_dot, columns, pointers, x)
-    return y, y_dot
+    product = lambda data, x: _by_rows(data, columns, pointers, x)
+    tangent_product = lambda data, x: _one_by_one(data, columns, pointers, x)
+    return with_tangent(product, tangent_product, (data, x), (tangents[0], tangents[-1]))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -172,14 +169,12 @@ def _by_columns(m: int, data: Any, columns: Any, pointers: Any, x: Any) -> Any:
 @partial(_by_columns.defjvp, symbolic_zeros=True)
 def _(m: int, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     data, columns, pointers, x = primals
-    y, data_dot, x_dot = _by_columns(m, *primals), tangents[0], tangents[-1]
-    y_dot = jnp.zeros_like(y)
-    if type(x_dot) is not SymbolicZero:
-        y_dot += _by_columns(m, data, columns, pointers, x_dot)
-    if type(data_dot) is not SymbolicZero:
-        rows = _rows(columns, pointers, m)
-        y_dot += _by_entries(m, data_dot, columns, rows, x)
-    return y, y_dot
+    product = lambda data, x: _by_columns(m, data, columns, pointers, x)
+
+    def tangent_product(data: Any, x: Any) -> Any:
+        return _by_entries(m, data, columns, _rows(columns, pointers, m), x)
+
+    return with_tangent(product, tangent_product, (data, x), (tangents[0], tangents[-1]))
 
 
 def _place_by_place(length: int, data: Any, columns: Any, pointers: Any, x: Any) -> Any:

@@ -7,20 +7,18 @@ multiple c of the identity turns :math:`\lambda` into :math:`\lambda + c`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 import jaxrewrite
 
-from .algebra import on_fields
+from .algebra import dot_of, known_of, on_fields
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
-from .matrix import Matrix, swapped
+from .matrix import swapped
 from .monomial import Diagonal, Identity, OnDiagonal, ScalarMatrix, svd_of_spectrum
 from .scaled import Scaled
 from .sum import Sum, solves_sums
@@ -42,20 +40,15 @@ class Spectrum(NamedTuple):
 
     def to(self, x: Any) -> Any:
         """Columns in the basis of the eigenvectors."""
-        return jnp.conj(_dot(swapped(self.vectors), jnp.conj(x)))
+        return jnp.conj(dot_of(swapped(self.vectors), jnp.conj(x)))
 
     def back(self, x: Any) -> Any:
         """Columns in the standard basis, the inverse of `to`."""
-        return _dot(self.vectors, x)
+        return dot_of(self.vectors, x)
 
     def of_rows(self, x: Any) -> Any:
         """The product of rows and the matrix of eigenvectors."""
-        return jnp.swapaxes(_dot(swapped(self.vectors), jnp.swapaxes(x, -1, -2)), -1, -2)
-
-
-def _dot(a: Any, x: Any) -> Any:
-    dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-    return jaxrewrite.materialise(jaxrewrite.transform(dot)(a, x))
+        return jnp.swapaxes(dot_of(swapped(self.vectors), jnp.swapaxes(x, -1, -2)), -1, -2)
 
 
 def spectrum_of(x: Any) -> Spectrum | None:
@@ -67,8 +60,8 @@ def spectrum_of(x: Any) -> Spectrum | None:
         return spectrum._replace(values=spectrum.values * _finite(x)[..., None])
     if isinstance(x, Sum):
         return _spectrum_of_sum(x)
-    spectrum = on_fields(lambda x: x.known_spectrum(), x) if isinstance(x, Matrix) else None
-    return None if spectrum is None or spectrum is NotImplemented else Spectrum(*spectrum)
+    spectrum = known_of(x, "known_spectrum")
+    return None if spectrum is NotImplemented else Spectrum(*spectrum)
 
 
 _spectra: list[Callable[[Sum], Spectrum | None]] = []

@@ -221,9 +221,7 @@ class NMSparse(Matrix):
 
     def pick(self, dense: Any) -> Self:
         dense = jnp.swapaxes(dense, -1, -2) if self.in_rows else dense
-        *batch, rows, k = dense.shape
-        groups = dense.reshape(*batch, rows // self.m, self.m, k)
-        return self.with_values(self._at_places(groups))
+        return self.with_values(self._at_places(_groups_of(dense, self.m)))
 
     def _at_places(self, groups: Any) -> Any:
         r"""The numbers at the entries' places, of an array of shape (\*batch, groups, M, k)."""

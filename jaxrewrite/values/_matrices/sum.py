@@ -26,8 +26,7 @@ from .algebra import (
     solve_columns,
     trace_of,
 )
-from .lazily import lazily
-from .matrix import closed_sum, negated
+from .matrix import closed_sum, lazily, negated
 from .monomial import sorted_svd
 
 
@@ -42,9 +41,11 @@ class SumSolver(Protocol):
 
     def eigh(self) -> Any:
         """As `LinearAlgebra.known_eigh`, of a Hermitian matrix."""
+        return NotImplemented
 
     def reduced_svd(self) -> Any:
         """As `LinearAlgebra.known_reduced_svd`."""
+        return NotImplemented
 
 
 _solvers: list[Callable[[Sum], SumSolver | None]] = []

@@ -14,7 +14,7 @@ import jaxrewrite
 
 from .._base.structured import disproved
 from .determinant import Determinant
-from .matrix import Matrix, apply_dense, solve_columns
+from .matrix import Matrix, apply_dense, check_square, solve_columns
 from .monomial import Diagonal, Identity
 from .triangle import mirrored, multiply_symmetric, on_columns
 from .triangular import Triangular
@@ -69,9 +69,7 @@ class Symmetric(Matrix):
     entries = "all"
 
     def __post_init__(self) -> None:
-        shape = jnp.shape(self.x)
-        if len(shape) < 2 or shape[-1] != shape[-2]:
-            raise ValueError(f"Symmetric: x has shape {shape}, which is not square.")
+        check_square("Symmetric", "x", self.x)
         if self.positive and jnp.iscomplexobj(self.x):
             raise ValueError("Symmetric: x is complex; only a real x can be positive.")
 
@@ -202,8 +200,7 @@ class Symmetric(Matrix):
         return tuple(jnp.linalg.eigh(self.materialise(), symmetrize_input=False))
 
     def known_svd(self) -> Any:
-        u, size, vh = jnp.linalg.svd(self.materialise())
-        return u, size, vh
+        return tuple(jnp.linalg.svd(self.materialise()))
 
     def known_singular_values(self) -> Any:
         return jnp.linalg.svd(self.materialise(), compute_uv=False)

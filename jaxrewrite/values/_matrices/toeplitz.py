@@ -23,7 +23,7 @@ from .._base.structured import (
     promoted,
 )
 from .determinant import Determinant
-from .matrix import Matrix, apply_dense, on_axis
+from .matrix import Matrix, apply_dense, check_square, on_axis
 from .monomial import Identity, ScalarMatrix, sorted_svd, svd_of_spectrum
 
 
@@ -277,10 +277,7 @@ class Circulant(Matrix):
                    [0. 1. 0.]
                    [0. 0. 1.]], dtype=float32)
         """
-        if jnp.ndim(matrix) < 2 or matrix.shape[-2] != matrix.shape[-1]:
-            raise ValueError(
-                f"Circulant: matrix has shape {jnp.shape(matrix)}, which is not square."
-            )
+        check_square("Circulant", "matrix", matrix)
         value = cls(matrix[..., 0])
         if differs(matrix, lambda matrix: Circulant(matrix[..., 0])):
             raise ValueError(

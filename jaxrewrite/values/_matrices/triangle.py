@@ -166,20 +166,20 @@ def _in_groups(a: Any, x: Any, how: Any) -> Any:
 def _(how: Any, primals: Any, tangents: Any) -> Any:
     """The derivative by the array is a product of dense arrays, which no loop has to gather."""
     tangent_product = functools.partial(_dense, triangle=how[0], precision=how[1])
-    return _with_tangent(
+    return with_tangent(
         functools.partial(_in_groups, how=how), tangent_product, primals, tangents
     )
 
 
-def _with_tangent(
+def with_tangent(
     product: Callable[..., Any],
     tangent_product: Callable[..., Any],
     primals: Any,
     tangents: Any,
 ) -> tuple[Any, Any]:
-    """A product of an array and columns, and its tangent.
+    """A product of two arrays, and its tangent, where tangents may be symbolic zeros.
 
-    ``tangent_product`` is the same product, in the form for a tangent of the array.
+    ``tangent_product`` is the same product, in the form for a tangent of the first array.
     """
     (a, x), (da, dx) = primals, tangents
     y = product(a, x)
@@ -224,7 +224,7 @@ def _both_in_groups(a: Any, x: Any, how: Any) -> Any:
 @functools.partial(_both_in_groups.defjvp, symbolic_zeros=True)
 def _(how: Any, primals: Any, tangents: Any) -> Any:
     tangent_product = lambda da, x: _product(mirrored(da), x, how[0])
-    return _with_tangent(
+    return with_tangent(
         functools.partial(_both_in_groups, how=how), tangent_product, primals, tangents
     )
 

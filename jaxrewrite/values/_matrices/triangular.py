@@ -15,7 +15,7 @@ import jaxrewrite
 
 from .._base.structured import differs, zero_unless
 from .determinant import Determinant
-from .matrix import Matrix, apply_dense, solve_columns, unpivoted
+from .matrix import Matrix, apply_dense, check_square, solve_columns, unpivoted
 from .monomial import Diagonal, Identity, OnDiagonal
 from .triangle import Triangle, multiply, on_columns
 
@@ -70,9 +70,7 @@ class Triangular(Matrix):
     entries = "pattern"
 
     def __post_init__(self) -> None:
-        shape = jnp.shape(self.x)
-        if len(shape) < 2 or shape[-1] != shape[-2]:
-            raise ValueError(f"Triangular: x has shape {shape}, which is not square.")
+        check_square("Triangular", "x", self.x)
 
     @classmethod
     def from_dense(cls, x: Any, lower: bool = True) -> Self:

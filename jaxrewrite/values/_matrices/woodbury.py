@@ -22,6 +22,7 @@ singular, the solution is NaN.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -33,10 +34,10 @@ from jax import lax
 import jaxrewrite
 
 from .._base.structured import inexact
-from .algebra import LinearAlgebra, known_or
+from .algebra import LinearAlgebra, dot, dot_of, known_or
 from .determinant import Determinant, power_of_two
 from .low_rank import LowRank
-from .matrix import solve_factor
+from .matrix import adjoint, solve_factor
 from .monomial import Diagonal
 from .spectral import Spectrum, as_diagonal, spectrum_of
 from .sum import Sum, SumSolver, solves_sums, sum_of
@@ -48,7 +49,8 @@ from .sum import Sum, SumSolver, solves_sums, sum_of
 _LARGEST_RANK = 1 / 8
 
 
-class _Update(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Update(SumSolver):
     """A matrix ``base + u @ v``, whose base is a value that can be solved."""
 
     base: Any
@@ -65,7 +67,7 @@ class _Update(NamedTuple):
         It is if its backward error is at most the unit of rounding. For a diagonal base this is
         that of the equation in which the entries of the base have the magnitude one.
         """
-        base, u, v = self
+        base, u, v = self.base, self.u, self.v
         axis = b.ndim - 2
         solved_u = solve_factor(base, u, axis)
         inverse = jnp.linalg.inv(_capacitance(solved_u, v))
@@ -74,10 +76,10 @@ class _Update(NamedTuple):
 
         def once(b: Any) -> Any:
             y = solve_factor(base, b, axis)
-            return y - _dot(solved_u, _dot(inverse, _dot(v, y)))
+            return y - dot(solved_u, dot(inverse, dot(v, y)))
 
         def residual(x: Any) -> tuple[Any, Any, Any]:
-            of_base, of_update = _times(base, x), _dot(u, _dot(v, x))
+            of_base, of_update = dot_of(base, x), dot(u, dot(v, x))
             return b - of_base - of_update, of_base, of_update
 
         x = once(b)
@@ -86,7 +88,7 @@ class _Update(NamedTuple):
         # The update has at least the norm that it has on one vector. This is one that it makes
         # of x, as in an iteration for the largest singular value.
         scaled = jnp.swapaxes(of_update.conj() * weights[..., None], -1, -2)
-        back = jnp.swapaxes(_dot(_dot(scaled, u), v), -1, -2)
+        back = jnp.swapaxes(dot(dot(scaled, u), v), -1, -2)
         of_x = of_base if is_scaled else x
         norms = _weighted_norms(weights, [left, b, of_base, of_update, back, of_x])
         left, right, of_base, of_update, back, of_x = norms
@@ -109,9 +111,9 @@ class _Update(NamedTuple):
 
     def _by_orthonormal_columns(self, b: Any, units: _Units, scale: Any) -> Any:
         """The solution for ``base + u @ (v / scale) + units``."""
-        base, u, v = self
+        base, u, v = self.base, self.u, self.v
         v_over_scale = v / jnp.swapaxes(scale, -1, -2)
-        times_v = lambda x: _dot(v, x / scale)
+        times_v = lambda x: dot(v, x / scale)
         axis = b.ndim - 2
         # The columns of u become orthonormal to each other and to the unit vectors.
         q, triangle = jnp.linalg.qr(units.without(u))
@@ -123,21 +125,21 @@ class _Update(NamedTuple):
         )
         of_q = jnp.ones(q.shape[:-2] + q.shape[-1:], q.dtype)
         main = jnp.concatenate([of_q, 1 + units.change * units.inverse], -1)
-        lu, pivots, _ = lax.linalg.lu(_diagonal(main) + _dot(left, right))
+        lu, pivots, _ = lax.linalg.lu(_diagonal(main) + dot(left, right))
 
         def in_span(b: Any) -> Any:
             x = jax.scipy.linalg.lu_solve((lu, pivots), b)
             of_q, of_units = jnp.split(x, [q.shape[-1]], -2)
-            return units.added(_dot(solved_q, of_q), of_units * units.inverse[..., None])
+            return units.added(dot(solved_q, of_q), of_units * units.inverse[..., None])
 
         def once(b: Any) -> Any:
-            inside, of_units = _dot(_adjoint(q), b), units.rows(b)
-            b = units.without(b) - _dot(q, inside)
+            inside, of_units = dot(adjoint(q), b), units.rows(b)
+            b = units.without(b) - dot(q, inside)
             # The second projection removes the rounding errors of the first.
-            more = _dot(_adjoint(q), b)
-            y = solve_factor(base, b - _dot(q, more), axis)
+            more = dot(adjoint(q), b)
+            y = solve_factor(base, b - dot(q, more), axis)
             inside = jnp.concatenate([inside + more, of_units], -2)
-            return y + in_span(inside - _dot(left, times_v(y)))
+            return y + in_span(inside - dot(left, times_v(y)))
 
         # The Frobenius norm of what is added to the base, by products of its small factors.
         largest = _largest(v_over_scale, (-2, -1))
@@ -145,16 +147,16 @@ class _Update(NamedTuple):
         gram = jnp.einsum(
             "...in,...jn->...ij", rows, rows.conj(), precision=lax.Precision.HIGHEST
         )
-        gram = _dot(left, gram)
+        gram = dot(left, gram)
         of_update = jnp.sqrt(abs((gram * left.conj()).sum((-2, -1), keepdims=True)))
         of_update = largest * of_update + _norm(units.change[..., None], (-2, -1))
 
         def residual(x: Any) -> tuple[Any, Any]:
-            of_base = _times(base, x)
+            of_base = dot_of(base, x)
             size = _norm(b, -2) + _norm(of_base, -2) + of_update * _norm(x, -2)
-            of_q, of_units = jnp.split(_dot(left, times_v(x)), [q.shape[-1]], -2)
+            of_q, of_units = jnp.split(dot(left, times_v(x)), [q.shape[-1]], -2)
             of_units = of_units + units.change[..., None] * units.rows(x)
-            return b - units.added(of_base + _dot(q, of_q), of_units), size
+            return b - units.added(of_base + dot(q, of_q), of_units), size
 
         x = once(b)
         x = x + once(residual(x)[0])
@@ -162,7 +164,8 @@ class _Update(NamedTuple):
         return jnp.where(_norm(left_over, -2) <= _tolerance(x) * size, x, jnp.nan)
 
     def determinant(self) -> Any:
-        base, u, v = self._balanced()
+        update = self._balanced()
+        base, u, v = update.base, update.u, update.v
         units = _no_units(base)
         if isinstance(base, Diagonal):
             d, units = _raised(base.d, u, v)
@@ -187,12 +190,6 @@ class _Update(NamedTuple):
         )
         return of_base.times(Determinant.of_arrays(capacitance))
 
-    def eigh(self) -> Any:
-        return NotImplemented
-
-    def reduced_svd(self) -> Any:
-        return NotImplemented
-
     def _balanced(self) -> _Update:
         """The same matrix, with columns of u as long as the rows of v that they meet."""
         of_u, of_v = (
@@ -203,7 +200,8 @@ class _Update(NamedTuple):
         return _Update(self.base, self.u / scale[..., None, :], self.v * scale[..., None])
 
 
-class _InEigenvectors(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _InEigenvectors(SumSolver):
     """A matrix whose base is diagonal in the basis of its eigenvectors."""
 
     spectrum: Spectrum
@@ -220,16 +218,10 @@ class _InEigenvectors(NamedTuple):
         determinant = self._diagonal().determinant()
         return Determinant(_like(self.update.u, determinant.unit), determinant.log)
 
-    def eigh(self) -> Any:
-        return NotImplemented
-
-    def reduced_svd(self) -> Any:
-        return NotImplemented
-
     def _diagonal(self) -> _Update:
-        _, u, v = self.update
-        spectrum = self.spectrum
-        return _Update(Diagonal(spectrum.values), spectrum.to(u), spectrum.of_rows(v))
+        spectrum, update = self.spectrum, self.update
+        u, v = spectrum.to(update.u), spectrum.of_rows(update.v)
+        return _Update(Diagonal(spectrum.values), u, v)
 
 
 def _like(x: Any, y: Any) -> Any:
@@ -319,15 +311,7 @@ def _tolerance(x: Any) -> Any:
 
 
 def _capacitance(solved_u: Any, v: Any) -> Any:
-    return jnp.eye(v.shape[-2], dtype=v.dtype) + _dot(v, solved_u)
-
-
-def _dot(x: Any, y: Any) -> Any:
-    return jnp.matmul(x, y, precision=lax.Precision.HIGHEST)
-
-
-def _adjoint(x: Any) -> Any:
-    return jnp.conj(jnp.swapaxes(x, -1, -2))
+    return jnp.eye(v.shape[-2], dtype=v.dtype) + dot(v, solved_u)
 
 
 def _norm(x: Any, axes: Any) -> Any:
@@ -345,12 +329,8 @@ def _largest(x: Any, axes: Any) -> Any:
 def _weighted_norms(weights: Any, arrays: Sequence[Any]) -> Sequence[Any]:
     """The norm of each column, by one product, which is quicker than sums of fused operations."""
     squares = jnp.concatenate([abs(x) ** 2 for x in arrays], -1)
-    sums = _dot(weights[..., None, :], squares)[..., 0, :]
+    sums = dot(weights[..., None, :], squares)[..., 0, :]
     return jnp.split(jnp.sqrt(sums), len(arrays), -1)
-
-
-def _times(a: Any, x: Any) -> Any:
-    return jaxrewrite.materialise(jaxrewrite.transform(_dot)(a, x))
 
 
 @solves_sums
