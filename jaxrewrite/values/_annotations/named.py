@@ -203,6 +203,7 @@ _ENTRY_BY_ENTRY = (*BINARY, "complex", "clamp", "select_n", "concatenate", "pad"
     *CUMULATIVE,
     *("convert_element_type", "reduce_precision", "rev", "slice", "split", "tile", "fft"),
     *("top_k", "device_put", "sharding_constraint"),
+    *("dynamic_slice", "dynamic_update_slice"),  # The places have no axes, and no names.
     *_ENTRY_BY_ENTRY,
 )
 def _keep(*operands: Any, primitive: Any, **params: Any) -> Any:
@@ -308,17 +309,6 @@ def _unchanged(old: Sequence[int], names: Names, new: Sequence[int]) -> Any:
 
 def _entries_before(shape: Sequence[int]) -> list[int]:
     return list(itertools.accumulate(shape, operator.mul, initial=1))[:-1]
-
-
-@annotation_rule(Named, "dynamic_slice")
-def _slice(x: Named, *starts: Any, primitive: Any, **params: Any) -> Any:
-    return _bind(primitive, [x, *starts], _names(x), params)
-
-
-@annotation_rule(Named, "dynamic_update_slice")
-def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) -> Any:
-    names = _aligned(primitive, [x, update])
-    return _bind(primitive, [x, update, *starts], names, params)
 
 
 @annotation_rule(Named, "scatter-mul", *SCATTER)
