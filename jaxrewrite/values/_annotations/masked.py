@@ -23,7 +23,7 @@ from jaxrewrite.primitives import BINARY, UNARY
 
 from .._base import in_blocks
 from .._base.contract import along_result, sides
-from .._base.structured import fields_of, inexact
+from .._base.structured import inexact
 from .declaration import MOVING, annotation_rule, applies_function, highest, like, lowest
 from .named import Named
 from .operators import Carrying
@@ -360,14 +360,9 @@ def _of_what_is_around(fn: Callable[..., Any], x: Any, options: Mapping[str, Any
     if not _within(x):
         return NotImplemented
     apply = jaxrewrite.transform(lambda array: fn(array, **options))
-    of_array = apply(_with_array(x, jnp.zeros(x.shape, x.dtype)))
+    of_array = apply(x._with_array(jnp.zeros(x.shape, x.dtype)))
     inside = apply(x.array)
-    return _with_array(of_array, inside) if isinstance(of_array, type(x)) else inside
-
-
-def _with_array(x: Any, array: Any) -> Any:
-    _, treedef = fields_of(x)
-    return jax.tree.unflatten(treedef, [array])
+    return of_array._with_array(inside) if isinstance(of_array, type(x)) else inside
 
 
 @jaxrewrite.register("jit", types=(_ANNOTATED | ArrayLike,), precedence=1)
