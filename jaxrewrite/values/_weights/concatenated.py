@@ -335,32 +335,19 @@ def _looked_up(
     indices: Any,
     primitive: Any,
     numbers: lax.GatherDimensionNumbers,
-    *,
-    slice_sizes: Sequence[int],
-    mode: Any,
-    fill_value: Any,
     **params: Any,
 ) -> Any:
     """Rows of all parts, which are dense, and of those the ones that the indices mean."""
     axis = v.where
-    if slice_sizes[axis] != 1 or fills(mode):
+    if params["slice_sizes"][axis] != 1 or fills(params["mode"]):
         return NotImplemented
     column = numbers.start_index_map.index(axis)
     index = jnp.clip(indices[..., column], 0, v.shape[axis] - 1)
     rows: Any = None
     for part, offset, length in v.spans():
-        own = jnp.clip(index - offset, 0, length - 1)
+        own = indices.at[..., column].set(jnp.clip(index - offset, 0, length - 1))
         row = jaxrewrite.materialise(
-            jaxrewrite.bind(
-                primitive,
-                part,
-                indices.at[..., column].set(own),
-                dimension_numbers=numbers,
-                slice_sizes=slice_sizes,
-                mode=mode,
-                fill_value=fill_value,
-                **params,
-            )
+            jaxrewrite.bind(primitive, part, own, dimension_numbers=numbers, **params)
         )
         is_here = lax.expand_dims(index >= offset, numbers.offset_dims)
         rows = row if rows is None else jnp.where(is_here, row, rows)
