@@ -16,7 +16,7 @@ from jaxrewrite import primitives
 from .._base.contract import along_result, sides
 from .._base.ragged import groups_of, of_rows
 from .._base.structured import promoted
-from .coded import Multiplied, aligned, blockwise, check_blocks, spread
+from .coded import Multiplied, blockwise, check_blocks, spread
 
 
 class Rescaled(Multiplied):
@@ -76,12 +76,6 @@ class Rescaled(Multiplied):
 
     def materialise(self) -> Any:
         return blockwise(jnp.multiply, self.w, self.scale.astype(self.w.dtype))
-
-    def join(self, other: Any) -> Any:
-        if not isinstance(other, Rescaled):
-            return NotImplemented
-        met = aligned([self, other])
-        return NotImplemented if met is None else tuple(met)
 
     def scaled_axes(self) -> set[int]:
         """The axes along which the numbers differ."""
