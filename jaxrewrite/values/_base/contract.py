@@ -61,9 +61,7 @@ class Sides(NamedTuple):
         return (other, v) if self.position else (v, other)
 
 
-def sides(
-    cls: type[ArrayValue], x: Any, y: Any, dimension_numbers: lax.DotDimensionNumbers
-) -> Sides:
+def sides(cls: type, x: Any, y: Any, dimension_numbers: lax.DotDimensionNumbers) -> Sides:
     """The operands as seen by the first one that is a ``cls``."""
     named = labels(dimension_numbers, jnp.ndim(x), jnp.ndim(y))
     if isinstance(x, cls):

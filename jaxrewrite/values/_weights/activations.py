@@ -150,7 +150,6 @@ def _(
         return NotImplemented
     kind = preferred_element_type, precision
     v, x, terms = terms_of(x, y, dimension_numbers, *kind)
-    terms = terms.of(v, x)
     if not _is_range_of(v, _not_in(terms.out, terms.v), _not_in(terms.x, terms.v)):
         return NotImplemented
     summed = _not_in(terms.out, terms.x)

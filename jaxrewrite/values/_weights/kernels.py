@@ -125,7 +125,6 @@ def _(
     kind = preferred_element_type, precision
     v, other, terms = terms_of(x, y, dimension_numbers, *kind)
     other = jnp.asarray(other)
-    terms = terms.of(v, other)
     if plan_of(v, other, terms) is None:
         return NotImplemented
     return multiplied(v, other, terms)

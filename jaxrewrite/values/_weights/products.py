@@ -54,7 +54,6 @@ def _(
 def multiplied(v: Any, x: Any, terms: Terms) -> Any:
     """Multiply in the way that is fastest for these shapes."""
     x = jaxrewrite.materialise(x)
-    terms = terms.of(v, x)
     if _may_be_split():
         return _dense(v, x, terms)
     count = rows_of(x, terms)
