@@ -36,19 +36,10 @@ from .terms import Terms, is_scaled_after, is_scaled_before, rows_of, scaled, te
 
 @jaxrewrite.register("dot_general", types=(Coded, Coded))
 @jaxrewrite.register("dot_general", exchange="types")
-def _(
-    x: Coded,
-    y: ArrayLike,
-    *,
-    dimension_numbers,
-    precision,
-    preferred_element_type,
-    out_sharding,
-    **params,
-) -> Any:
-    if out_sharding is not None:
+def _(x: Coded, y: ArrayLike, **params) -> Any:
+    if params["out_sharding"] is not None:
         return NotImplemented
-    return multiplied(*terms_of(x, y, dimension_numbers, preferred_element_type, precision))
+    return multiplied(*terms_of(x, y, **params))
 
 
 def multiplied(v: Any, x: Any, terms: Terms) -> Any:

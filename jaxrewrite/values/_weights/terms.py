@@ -37,10 +37,18 @@ class Terms(NamedTuple):
         return contract(v, self.v, x, self.x, self.out, **params)
 
 
-def terms_of(x: Any, y: Any, dimension_numbers: Any, *kind: Any) -> tuple[Any, Any, Terms]:
-    """The quantised operand, the other one, and their product."""
+def terms_of(
+    x: Any,
+    y: Any,
+    *,
+    dimension_numbers: Any,
+    precision: Any,
+    preferred_element_type: Any,
+    **params: Any,
+) -> tuple[Any, Any, Terms]:
+    """The quantised operand of a ``dot_general``, the other one, and their product."""
     seen = sides(Coded, x, y, dimension_numbers)
-    terms = Terms(seen.of_v, seen.of_other, seen.out, *kind)
+    terms = Terms(seen.of_v, seen.of_other, seen.out, preferred_element_type, precision)
     return seen.v, seen.other, terms.of(seen.v, seen.other)
 
 
