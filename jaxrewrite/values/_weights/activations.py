@@ -137,8 +137,7 @@ def _warn_of_floats(v: Quantised) -> None:
 
 @jaxrewrite.register("dot_general", exchange="types")
 def _(x: Quantised, y: ArrayLike, **params) -> Any:
-    is_rounded = _is_rounded(x, y) or _is_rounded(y, x)
-    if params["out_sharding"] is not None or not is_rounded:
+    if not (_is_rounded(x, y) or _is_rounded(y, x)):
         return NotImplemented
     v, x, terms = terms_of(x, y, **params)
     if not _is_range_of(v, _not_in(terms.out, terms.v), _not_in(terms.x, terms.v)):

@@ -384,8 +384,6 @@ def _(v: Concatenated, c: ArrayLike, *, primitive, **params) -> Any:
 @jaxrewrite.register("dot_general", exchange="types")
 def _(x: Concatenated, y: ArrayLike, *, primitive, dimension_numbers, **params) -> Any:
     """Multiply each part with what it meets, and add the products, or put them side by side."""
-    if params.get("out_sharding") is not None:
-        return NotImplemented
     seen = sides(Concatenated, x, y, dimension_numbers)
     v, other = seen.v, seen.other
     label = seen.of_v[v.where]

@@ -37,8 +37,6 @@ from .terms import Terms, is_scaled_after, is_scaled_before, rows_of, scaled, te
 @jaxrewrite.register("dot_general", types=(Coded, Coded))
 @jaxrewrite.register("dot_general", exchange="types")
 def _(x: Coded, y: ArrayLike, **params) -> Any:
-    if params["out_sharding"] is not None:
-        return NotImplemented
     return multiplied(*terms_of(x, y, **params))
 
 
