@@ -287,9 +287,7 @@ def _stack(*operands: Any, primitive: Any, axis: int) -> Any:
 
 @annotation_rule(Named, "reshape")
 def _reshape(x: Named, *, primitive: Any, new_sizes: Any, **params: Any) -> Any:
-    names = [None] * len(new_sizes)
-    if params["dimensions"] is None:
-        names = _unchanged(x.shape, _names(x), tuple(new_sizes))
+    names = _unchanged(x.shape, _names(x), tuple(new_sizes))
     return _bind(primitive, [x], names, {"new_sizes": new_sizes, **params})
 
 

@@ -209,12 +209,11 @@ def _with(numbers: Sequence[Any], axis: int, number: Any) -> tuple[Any, ...]:
 
 
 @jaxrewrite.register("reshape")
-def _(v: Concatenated, *, primitive, new_sizes, dimensions, sharding) -> Any:
+def _(v: Concatenated, *, primitive, new_sizes, **params) -> Any:
     """A reshape after which each part has whole indices of one axis."""
     place = _place_after(v, new_sizes)
-    if place is None or dimensions is not None or sharding is not None:
+    if place is None:
         return NotImplemented
-    params = {"dimensions": None, "sharding": None}
     shaped = [
         jaxrewrite.bind(
             primitive,
