@@ -22,7 +22,7 @@ from .._core.record import (
     Recorder,
 )
 from .._core.rules import Entry, Ranked, Rule, type_of
-from .._core.settings import current_settings
+from .._core.settings import Settings, current_settings
 from .._core.site import describe_operand
 from .._core.value import Value, is_value
 from .._patterns.outline import pattern_p
@@ -88,13 +88,8 @@ def explain(
     def report(*args: Any, **kwargs: Any) -> Report:
         settings = current_settings().refined(tables_of(rules), policy)
         recorder = Recorder()
-        tree = function_tree(fn), args, kwargs
-        with collected():
-            stage(
-                Arguments(fn, tree),
-                filter_spec,
-                settings._replace(policy=while_explained, recorder=recorder),
-            )
+        noting = settings._replace(policy=while_explained, recorder=recorder)
+        note_rewriting(fn, args, kwargs, filter_spec, noting)
         program = recorder.programs[-1]
         passes = _note_passes(recorder)
         both = costs.of_jaxpr(program.original), costs.of_jaxpr(program.rewritten)
@@ -115,6 +110,18 @@ def explain(
         )
 
     return report
+
+
+def note_rewriting(
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    filter_spec: FilterSpec,
+    noting: Settings,
+) -> None:
+    """Stage and rewrite a program for settings whose recorder takes note, and run nothing."""
+    with collected():
+        stage(Arguments(fn, (function_tree(fn), args, kwargs)), filter_spec, noting)
 
 
 # --- passes -----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from .._core.rules import (
     type_of,
 )
 from .._core.settings import current_settings
-from .._core.value import Value, is_value
+from .._core.value import Value
 from .._functions.called import Called
 from .._patterns.index import forms_of
 from .._patterns.outline import PATTERNS, pattern_p
@@ -384,7 +384,7 @@ def _by_operands(primitive: Primitive, operands: Sequence[Any], params: Any) -> 
         add_note(error, f"{note}; it takes all of its operands and parameters.")
         raise
     steps = [step for step in report.tree if step.primitive == primitive.name]
-    kinds = tuple(map(_kind, operands))
+    kinds = tuple(map(type_of, operands))
     matching = _rules_matching(current_settings().rules, primitive, kinds)
     if not steps:
         changed_by = report.passes
@@ -404,10 +404,6 @@ def _by_operands(primitive: Primitive, operands: Sequence[Any], params: Any) -> 
         missing,
         step.changed_by,
     )
-
-
-def _kind(operand: Any) -> type:
-    return type_of(operand) if is_value(operand) else Dense
 
 
 def _rules_matching(

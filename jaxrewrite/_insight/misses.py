@@ -7,19 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _compat
-from .._core.notices import collected
 from .._core.record import Recorder
 from .._core.settings import current_settings
 from .._patterns.outline import PATTERNS
-from .._staging.stage import Arguments, stage
-from .._staging.transform import (
-    FilterSpec,
-    Tables,
-    check_function,
-    function_tree,
-    tables_of,
-)
-from .explain import info_of
+from .._staging.transform import FilterSpec, Tables, check_function, tables_of
+from .explain import info_of, note_rewriting
 from .report import RuleInfo
 from .text import with_short_location
 
@@ -100,9 +92,7 @@ def near_misses(
         settings = current_settings().refined(tables_of(rules), "allow")
         recorder = Recorder()
         misses = recorder.misses[PATTERNS] = []
-        tree = function_tree(fn), args, kwargs
-        with collected():
-            stage(Arguments(fn, tree), filter_spec, settings._replace(recorder=recorder))
+        note_rewriting(fn, args, kwargs, filter_spec, settings._replace(recorder=recorder))
         nearest: dict[Any, NearMiss] = {}
         for miss in sorted(misses, key=lambda m: -m.num_found):
             if miss.num_found < 2:

@@ -247,8 +247,7 @@ def load_adapter(
     """
     adapters = read_any(pathlib.Path(directory))
     used: set[str] = set()
-    flat, treedef = jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_value)
-    leaves = [leaf for _, leaf in flat]
+    leaves, treedef = jax.tree.flatten(params, is_leaf=_is_value)
     weights = list(_weights(_LOAD, params))
     places = {path: i for i, path, _ in weights}
     paths = list(places)

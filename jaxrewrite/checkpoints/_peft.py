@@ -293,12 +293,24 @@ def _check_numbers(config: Mapping[str, Any], refuse: Any) -> None:
             raise refuse(f"has {name}={config[name]!r}.")
 
 
+# What all configurations have.
+COMMON: Mapping[str, Any] = {
+    "fan_in_fan_out": False,
+    "inference_mode": True,
+    "modules_to_save": None,
+    "base_model_name_or_path": None,
+    "revision": None,
+    "task_type": None,
+}
+
+
 def _config(adapters: Mapping[str, Adapter], use_rslora: bool) -> dict[str, Any]:
     ranks = {module: adapter.rank for module, adapter in adapters.items()}
     alphas = {m: _alpha(adapter, use_rslora) for m, adapter in adapters.items()}
     rank, rank_pattern = _default_and_patterns(ranks)
     alpha, alpha_pattern = _default_and_patterns(alphas)
     return {
+        **COMMON,
         "peft_type": "LORA",
         "r": rank,
         "lora_alpha": alpha,
@@ -306,18 +318,12 @@ def _config(adapters: Mapping[str, Adapter], use_rslora: bool) -> dict[str, Any]
         "alpha_pattern": alpha_pattern,
         "use_rslora": use_rslora,
         "target_modules": sorted(adapters),
-        "fan_in_fan_out": False,
         "bias": "none",
         "lora_dropout": 0.0,
         "init_lora_weights": True,
-        "inference_mode": True,
         "use_dora": any(x.magnitude is not None for x in adapters.values()),
-        "modules_to_save": None,
         "layers_to_transform": None,
         "layers_pattern": None,
-        "base_model_name_or_path": None,
-        "revision": None,
-        "task_type": None,
     }
 
 

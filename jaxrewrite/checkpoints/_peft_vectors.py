@@ -15,6 +15,7 @@ import numpy as np
 
 from ._files import read_tensors
 from ._peft import (
+    COMMON,
     CONFIG,
     PREFIX,
     SILENT,
@@ -36,16 +37,6 @@ class Scaling(NamedTuple):
 
 
 AnyAdapter = Adapter | Scaling
-
-# What all configurations have.
-_COMMON = {
-    "fan_in_fan_out": False,
-    "inference_mode": True,
-    "modules_to_save": None,
-    "base_model_name_or_path": None,
-    "revision": None,
-    "task_type": None,
-}
 
 
 def read_any(directory: pathlib.Path) -> Mapping[str, AnyAdapter]:
@@ -116,7 +107,7 @@ def write_vera(
         )
         tensors[f"{PREFIX}{module}.vera_lambda_b"] = of_outputs
     config = {
-        **_COMMON,
+        **COMMON,
         "peft_type": "VERA",
         "r": len(first),
         "target_modules": sorted(adapters),
@@ -180,7 +171,7 @@ def write_ia3(
     # A regular expression, as a list would be one of the ends of names.
     patterns = "|".join(map(re.escape, inputs))
     config = {
-        **_COMMON,
+        **COMMON,
         "peft_type": "IA3",
         "target_modules": sorted(scalings),
         "feedforward_modules": patterns if inputs else [],

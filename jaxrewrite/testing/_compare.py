@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
-from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflatten
+from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
-from .._core.avals import same_treedef
 from ._culprits import Culprits
 from ._oracle import (
     MODES,
     Function,
     difference,
+    difference_by,
     difference_in_type,
     on_arrays,
     on_values,
@@ -109,9 +110,8 @@ def compare(
         else:
             outcomes[name], ready[name] = Outcome(), staged
     if mode == "eager":
-        implicit, dense = (
-            _eager(programs, ready, run) for run in (on_values_by(rules), on_arrays)
-        )
+        implicit = _eager(programs, ready, functools.partial(on_values, rules=rules))
+        dense = _eager(programs, ready, on_arrays)
     else:
         staged_programs = {
             (name, i): pair[i] for name, pair in ready.items() for i in (0, 1)
@@ -127,10 +127,6 @@ def compare(
                 by = culprits.of(run, programs[name].operands)
                 outcomes[name] = outcome._replace(by=by)
     return outcomes
-
-
-def on_values_by(rules: Any) -> Callable[[Function], Function]:
-    return lambda fn: on_values(fn, rules)
 
 
 def _outcome(implicit: Any, dense: Any, tolerance: float | None, mode: str) -> Outcome:
@@ -203,20 +199,9 @@ def _stage(
         staged_implicit = _Staged.of(implicit, operands)
     except Exception as error:  # noqa: BLE001 - the user's rules raise anything
         return Outcome(error_summary(error), error)
-    why = _difference_of_types(staged_implicit.results, staged_dense.results)
+    results = staged_implicit.results, staged_dense.results
+    why = difference_by(difference_in_type, *results)
     return Outcome(why) if why else (staged_implicit, staged_dense)
-
-
-def _difference_of_types(implicit: Any, dense: Any) -> str:
-    (implicit_leaves, implicit_tree), (dense_leaves, dense_tree) = map(
-        tree_flatten, (implicit, dense)
-    )
-    if not same_treedef(implicit_tree, dense_tree):
-        return f"the result is {implicit_tree} where dense code has {dense_tree}"
-    differences = (
-        difference_in_type(x, y) for x, y in zip(implicit_leaves, dense_leaves, strict=True)
-    )
-    return next(filter(None, differences), "")
 
 
 def note(findings: Findings, check: str, outcome: Outcome, reproduce: str) -> None:

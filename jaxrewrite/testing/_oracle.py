@@ -211,11 +211,20 @@ def difference(got: Any, want: Any, tolerance: float | None, mode: str = "") -> 
 
     A derivative that is not finite in dense code is not compared. It is often 0 * inf there.
     """
+    only_finite = mode in DERIVATIVES
+    compare = lambda g, w: _difference_of_arrays(g, w, tolerance, only_finite)
+    return difference_by(compare, got, want)
+
+
+def difference_by(
+    compare: Callable[[Any, Any], str | None], got: Any, want: Any
+) -> str | None:
+    """The first difference of two pytrees, of which ``compare`` tells that of two leaves."""
     (got_leaves, got_tree), (want_leaves, want_tree) = map(flatten_with_path, (got, want))
     if not same_treedef(got_tree, want_tree):
         return f"the result is {got_tree} where dense code has {want_tree}"
     for (path, g), (_, w) in zip(got_leaves, want_leaves, strict=True):
-        message = _difference_of_arrays(g, w, tolerance, mode in DERIVATIVES)
+        message = compare(g, w)
         if message is not None:
             path_text = keystr(path)
             return f"at {path_text}: {message}" if path_text else message

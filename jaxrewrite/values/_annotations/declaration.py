@@ -129,7 +129,10 @@ class Annotated(Carrying):
     def lift_tangent(self, tangent: Any) -> Any:
         """Give a tangent from a custom derivative rule what this array carries."""
         is_alike = isinstance(tangent, Annotated) and tangent.outer == self.outer
-        array = tangent.array if is_alike else tangent
+        return self._with_array(tangent.array if is_alike else tangent)
+
+    def _with_array(self, array: Any) -> Any:
+        """Another array with what this one carries."""
         _, treedef = fields_of(self)
         return jax.tree.unflatten(treedef, [array])
 

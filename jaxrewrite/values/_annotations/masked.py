@@ -22,8 +22,8 @@ from jaxrewrite import _compat
 from jaxrewrite.primitives import BINARY, UNARY
 
 from .._base import in_blocks
-from .._base.contract import labels
-from .._base.structured import fields_of, inexact
+from .._base.contract import along_result, sides
+from .._base.structured import inexact
 from .declaration import MOVING, annotation_rule, applies_function, highest, like, lowest
 from .named import Named
 from .operators import Carrying
@@ -360,14 +360,9 @@ def _of_what_is_around(fn: Callable[..., Any], x: Any, options: Mapping[str, Any
     if not _within(x):
         return NotImplemented
     apply = jaxrewrite.transform(lambda array: fn(array, **options))
-    of_array = apply(_with_array(x, jnp.zeros(x.shape, x.dtype)))
+    of_array = apply(x._with_array(jnp.zeros(x.shape, x.dtype)))
     inside = apply(x.array)
-    return _with_array(of_array, inside) if isinstance(of_array, type(x)) else inside
-
-
-def _with_array(x: Any, array: Any) -> Any:
-    _, treedef = fields_of(x)
-    return jax.tree.unflatten(treedef, [array])
+    return of_array._with_array(inside) if isinstance(of_array, type(x)) else inside
 
 
 @jaxrewrite.register("jit", types=(_ANNOTATED | ArrayLike,), precedence=1)
@@ -509,36 +504,23 @@ def _nothing_there(x: Any, y: Any, numbers: Any, shape: Sequence[int]) -> Any:
         pairs = math.prod(x.shape[axis] for axis in numbers[0][0])
         return lax.dot_general(x_there, y_there, numbers) < min(pairs, 1)
     # With one mask no product is needed: only the summed axes matter.
-    axes = labels(numbers, jnp.ndim(x), jnp.ndim(y))
-    labels_of_masked, mask = (axes.x, x.mask) if isinstance(x, Masked) else (axes.y, y.mask)
-    summed = tuple(i for i, label in enumerate(labels_of_masked) if label not in axes.out)
-    left = [label for label in labels_of_masked if label in axes.out]
-    missing = _all_missing(mask, summed)
-    order = sorted(range(len(left)), key=lambda i: axes.out.index(left[i]))
-    where = [axes.out.index(left[i]) for i in order]
-    return lax.broadcast_in_dim(lax.transpose(missing, order), shape, where)
+    seen = sides(Masked, x, y, numbers)
+    summed = [i for i, label in enumerate(seen.of_v) if label not in seen.out]
+    left = tuple(label for label in seen.of_v if label in seen.out)
+    missing = along_result(_all_missing(seen.v.mask, summed), left, seen.out)
+    return jnp.broadcast_to(missing, shape)
 
 
-@annotation_rule(Masked, "ragged_dot_general")
-def _multiply_groups(x: Any, y: Any, sizes: Any, *, primitive: Any, **params: Any) -> Any:
-    """Rows after the last group are there: their zeros are no sums."""
-    multiply = functools.partial(primitive.bind, **params)
-    result = multiply(_filled(x, 0), _filled(y, 0), sizes)
+@annotation_rule(Masked, "conv_general_dilated", "ragged_dot_general")
+def _bilinear(x: Any, y: Any, *sizes: Any, primitive: Any, **params: Any) -> Any:
+    """Rows after the last group, and windows without entries, are there: their zeros are no sums."""
+    result = primitive.bind(_filled(x, 0), _filled(y, 0), *sizes, **params)
     params["preferred_element_type"] = jnp.dtype("float32")
-    count = functools.partial(primitive.bind, **params)
-    there = count(*(_numbers(~_mask(operand)) for operand in (x, y)), sizes)
-    pairs = count(*(jnp.ones(operand.shape) for operand in (x, y)), sizes)
-    return _finite(result, there < jnp.minimum(pairs, 1))
-
-
-@annotation_rule(Masked, "conv_general_dilated")
-def _convolve(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    result = primitive.bind(_filled(x, 0), _filled(y, 0), **params)
-    params = {**params, "preferred_element_type": jnp.dtype("float32")}
-    there = primitive.bind(*(_numbers(~_mask(operand)) for operand in (x, y)), **params)
-    if not _may_be_padding(y.shape, **params):
+    count = lambda *arrays: primitive.bind(*arrays, *sizes, **params)
+    there = count(*(_numbers(~_mask(operand)) for operand in (x, y)))
+    if not sizes and not _may_be_padding(y.shape, **params):
         return _finite(result, there == 0)
-    pairs = primitive.bind(*(jnp.ones(operand.shape) for operand in (x, y)), **params)
+    pairs = count(*(jnp.ones(operand.shape) for operand in (x, y)))
     return _finite(result, there < jnp.minimum(pairs, 1))
 
 

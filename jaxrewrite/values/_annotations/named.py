@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
 import jaxrewrite
@@ -203,6 +204,7 @@ _ENTRY_BY_ENTRY = (*BINARY, "complex", "clamp", "select_n", "concatenate", "pad"
     *CUMULATIVE,
     *("convert_element_type", "reduce_precision", "rev", "slice", "split", "tile", "fft"),
     *("top_k", "device_put", "sharding_constraint"),
+    *("dynamic_slice", "dynamic_update_slice"),  # The places have no axes, and no names.
     *_ENTRY_BY_ENTRY,
 )
 def _keep(*operands: Any, primitive: Any, **params: Any) -> Any:
@@ -285,9 +287,7 @@ def _stack(*operands: Any, primitive: Any, axis: int) -> Any:
 
 @annotation_rule(Named, "reshape")
 def _reshape(x: Named, *, primitive: Any, new_sizes: Any, **params: Any) -> Any:
-    names = [None] * len(new_sizes)
-    if params["dimensions"] is None:
-        names = _unchanged(x.shape, _names(x), tuple(new_sizes))
+    names = _unchanged(x.shape, _names(x), tuple(new_sizes))
     return _bind(primitive, [x], names, {"new_sizes": new_sizes, **params})
 
 
@@ -310,66 +310,36 @@ def _entries_before(shape: Sequence[int]) -> list[int]:
     return list(itertools.accumulate(shape, operator.mul, initial=1))[:-1]
 
 
-@annotation_rule(Named, "dynamic_slice")
-def _slice(x: Named, *starts: Any, primitive: Any, **params: Any) -> Any:
-    return _bind(primitive, [x, *starts], _names(x), params)
-
-
-@annotation_rule(Named, "dynamic_update_slice")
-def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) -> Any:
-    names = _aligned(primitive, [x, update])
-    return _bind(primitive, [x, update, *starts], names, params)
-
-
 @annotation_rule(Named, "scatter-mul", *SCATTER)
-def _scatter(
-    x: Any,
-    indices: Any,
-    updates: Any,
-    *,
-    primitive: Any,
-    dimension_numbers: Any,
-    **params: Any,
-) -> Any:
+def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any) -> Any:
     """Each axis of the updates lies along one of the array, or along one of the indices."""
-    numbers = dimension_numbers
-    gone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    windows = numbers.update_window_dims
-    batch = [axis for axis in range(jnp.ndim(updates)) if axis not in windows]
-    pairs = [
-        *zip((i for i in range(jnp.ndim(x)) if i not in gone), windows, strict=True),
-        *zip(
-            numbers.operand_batching_dims,
-            (batch[i] for i in numbers.scatter_indices_batching_dims),
-            strict=True,
-        ),
-    ]
     names = list(_names(x))
-    for axis, other in pairs:
-        names[axis] = _agreed(primitive.name, names[axis], _names(updates)[other])
-    params["dimension_numbers"] = numbers
+    for own, axis in _pairs(jnp.ndim(x), jnp.ndim(updates), params["dimension_numbers"]):
+        names[own] = _agreed(primitive.name, names[own], _names(updates)[axis])
     return _bind(primitive, [x, indices, updates], _unique(names), params)
 
 
 @annotation_rule(Named, "gather")
-def _gather(
-    x: Named, indices: Any, *, primitive: Any, dimension_numbers: Any, **params: Any
-) -> Any:
-    numbers = dimension_numbers
-    gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    left = [axis for axis in range(jnp.ndim(x)) if axis not in gone]
+def _gather(x: Named, indices: Any, *, primitive: Any, **params: Any) -> Any:
+    numbers = params["dimension_numbers"]
     ndim = len(numbers.offset_dims) + jnp.ndim(indices) - 1
-    batch = [axis for axis in range(ndim) if axis not in numbers.offset_dims]
-    pairs = [
-        *zip(numbers.offset_dims, left, strict=True),
-        *zip(
-            (batch[i] for i in numbers.start_indices_batching_dims),
-            numbers.operand_batching_dims,
-            strict=True,
-        ),
-    ]
     names: list[str | None] = [None] * ndim
-    for axis, own in pairs:
+    for own, axis in _pairs(jnp.ndim(x), ndim, numbers):
         names[axis] = _names(x)[own]
-    params["dimension_numbers"] = dimension_numbers
     return _bind(primitive, [x, indices], names, params)
+
+
+def _pairs(
+    ndim: int,
+    ndim_of_part: int,
+    numbers: lax.GatherDimensionNumbers | lax.ScatterDimensionNumbers,
+) -> list[tuple[int, int]]:
+    """The axes of an array with those of what is gathered from it, or scattered into it.
+
+    Both kinds of numbers say the same in the same order. Axes that indices alone give have no pair.
+    """
+    windows, gone, _, batches, batches_of_indices = numbers
+    left = (axis for axis in range(ndim) if axis not in (*gone, *batches))
+    others = [axis for axis in range(ndim_of_part) if axis not in windows]
+    batched = (others[axis] for axis in batches_of_indices)
+    return [*zip(left, windows, strict=True), *zip(batches, batched, strict=True)]

@@ -80,7 +80,8 @@ class Tagged(Annotated):
         if not all_tags or not all(isinstance(tag, str) for tag in all_tags):
             raise ValueError(f"Tagged: tags must be strings, at least one; got {tags!r}.")
         tag_set = frozenset(map(str, all_tags))
-        array, tag_set = _parts(array, tag_set)
+        if isinstance(array, Tagged):
+            array, tag_set = array.array, array.tags | tag_set
         vars(self).update(array=array, tags=tag_set)
 
     def _merged(self) -> Any:
@@ -100,9 +101,8 @@ class Tagged(Annotated):
 
     def join(self, other: Any) -> Any:
         """Give both the tags of both."""
-        is_tagged = isinstance(other, Tagged)
-        tags = self.tags | other.tags if is_tagged else self.tags
-        return Tagged(self.array, tags), Tagged(other.array if is_tagged else other, tags)
+        tags = self.tags | other.tags if isinstance(other, Tagged) else self.tags
+        return Tagged(self.array, tags), Tagged(_untagged(other), tags)
 
 
 @annotation_rule(Tagged)
@@ -122,7 +122,3 @@ def _choose(index: Tagged, *operands: Any, **params: Any) -> Any:
 
 def _untagged(x: Any) -> Any:
     return x.array if isinstance(x, Tagged) else x
-
-
-def _parts(x: Any, tags: frozenset[str]) -> tuple[Any, frozenset[str]]:
-    return (x.array, x.tags | tags) if isinstance(x, Tagged) else (x, tags)

@@ -75,20 +75,20 @@ class Units:
         raise AttributeError("Units can't be changed.")
 
     def __reduce__(self) -> Any:
-        return Units, (dict(self.exponents),)
+        return type(self), (dict(self.exponents),)
 
     def __mul__(self, other: Units) -> Units:
         exponents = dict(self.exponents)
         for name, exponent in other.exponents:
             exponents[name] = exponents.get(name, Fraction(0)) + exponent
-        return Units(exponents)
+        return type(self)(exponents)
 
     def __truediv__(self, other: Units) -> Units:
         return self * other**-1
 
     def __pow__(self, power: Any) -> Units:
         power = Fraction(power)
-        return Units({name: exponent * power for name, exponent in self.exponents})
+        return type(self)({name: exponent * power for name, exponent in self.exponents})
 
     @property
     def fixed(self) -> Units:
@@ -127,23 +127,12 @@ class FreeUnits(Units):
     def fixed(self) -> Units:
         return Units(dict(self.exponents))
 
-    def __reduce__(self) -> Any:
-        return FreeUnits, (dict(self.exponents),)
-
-    def __mul__(self, other: Units) -> Units:
-        return FreeUnits(super().__mul__(other))
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Units) -> Units:
-        return FreeUnits(super().__truediv__(other))
-
-    def __rtruediv__(self, other: Units) -> Units:
-        return self**-1 * other
+    # Units times free units are free.
+    __rmul__ = Units.__mul__
 
     def __pow__(self, power: Any) -> Units:
         # All numbers to the power of zero are one, which has no units.
-        return FreeUnits(super().__pow__(power)) if power else Units()
+        return super().__pow__(power) if power else Units()
 
     def __str__(self) -> str:
         return f"any ({super().__str__()})"

@@ -136,21 +136,10 @@ def _warn_of_floats(v: Quantised) -> None:
 
 
 @jaxrewrite.register("dot_general", exchange="types")
-def _(
-    x: Quantised,
-    y: ArrayLike,
-    *,
-    dimension_numbers,
-    precision,
-    preferred_element_type,
-    out_sharding,
-    **params,
-) -> Any:
-    if out_sharding is not None or not (_is_rounded(x, y) or _is_rounded(y, x)):
+def _(x: Quantised, y: ArrayLike, **params) -> Any:
+    if not (_is_rounded(x, y) or _is_rounded(y, x)):
         return NotImplemented
-    kind = preferred_element_type, precision
-    v, x, terms = terms_of(x, y, dimension_numbers, *kind)
-    terms = terms.of(v, x)
+    v, x, terms = terms_of(x, y, **params)
     if not _is_range_of(v, _not_in(terms.out, terms.v), _not_in(terms.x, terms.v)):
         return NotImplemented
     summed = _not_in(terms.out, terms.x)

@@ -46,6 +46,17 @@ class Multiplied(Structured):
         own: Any = self
         return cast(Self, dataclasses.replace(own, scale=change(_scale_of(self))))
 
+    def among(self, values: Sequence[Any]) -> Self:
+        """This array in a form that others, with which one array is made, have too."""
+        return self
+
+    def join(self, other: Any) -> Any:
+        if not isinstance(other, Multiplied):
+            return NotImplemented
+        both = self, other
+        met = aligned([v.among(both) for v in both])
+        return NotImplemented if met is None else tuple(met)
+
 
 def _scale_of(v: Any) -> jax.Array:
     if not hasattr(v, "scale"):
@@ -154,17 +165,6 @@ class Coded(Multiplied):
 
     def materialise(self) -> jax.Array:
         return at_once(_dense, self) if _compat.nothing_is_traced() else _dense_call(self)
-
-    def among(self, values: Sequence[Any]) -> Self:
-        """This array in a form that others, with which one array is made, have too."""
-        return self
-
-    def join(self, other: Any) -> Any:
-        if not isinstance(other, Coded):
-            return NotImplemented
-        both = self, other
-        met = aligned([v.among(both) for v in both])
-        return NotImplemented if met is None else tuple(met)
 
 
 def _dense(v: Coded) -> jax.Array:
@@ -435,13 +435,10 @@ def _(v: Multiplied, **params) -> Any:
 
 
 @jaxrewrite.register("mul", exchange="operands")
-def _(v: Multiplied, c: ArrayLike, **params) -> Any:
-    return rescaled(v, jnp.multiply, c, **params)
-
-
 @jaxrewrite.register("div")
-def _(v: Multiplied, c: ArrayLike, **params) -> Any:
-    return rescaled(v, jnp.divide, c, **params)
+def _(v: Multiplied, c: ArrayLike, *, primitive, **params) -> Any:
+    op = jnp.multiply if primitive.name == "mul" else jnp.divide
+    return rescaled(v, op, c, **params)
 
 
 def rescaled(

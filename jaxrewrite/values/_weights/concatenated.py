@@ -209,12 +209,11 @@ def _with(numbers: Sequence[Any], axis: int, number: Any) -> tuple[Any, ...]:
 
 
 @jaxrewrite.register("reshape")
-def _(v: Concatenated, *, primitive, new_sizes, dimensions, sharding) -> Any:
+def _(v: Concatenated, *, primitive, new_sizes, **params) -> Any:
     """A reshape after which each part has whole indices of one axis."""
     place = _place_after(v, new_sizes)
-    if place is None or dimensions is not None or sharding is not None:
+    if place is None:
         return NotImplemented
-    params = {"dimensions": None, "sharding": None}
     shaped = [
         jaxrewrite.bind(
             primitive,
@@ -335,32 +334,19 @@ def _looked_up(
     indices: Any,
     primitive: Any,
     numbers: lax.GatherDimensionNumbers,
-    *,
-    slice_sizes: Sequence[int],
-    mode: Any,
-    fill_value: Any,
     **params: Any,
 ) -> Any:
     """Rows of all parts, which are dense, and of those the ones that the indices mean."""
     axis = v.where
-    if slice_sizes[axis] != 1 or fills(mode):
+    if params["slice_sizes"][axis] != 1 or fills(params["mode"]):
         return NotImplemented
     column = numbers.start_index_map.index(axis)
     index = jnp.clip(indices[..., column], 0, v.shape[axis] - 1)
     rows: Any = None
     for part, offset, length in v.spans():
-        own = jnp.clip(index - offset, 0, length - 1)
+        own = indices.at[..., column].set(jnp.clip(index - offset, 0, length - 1))
         row = jaxrewrite.materialise(
-            jaxrewrite.bind(
-                primitive,
-                part,
-                indices.at[..., column].set(own),
-                dimension_numbers=numbers,
-                slice_sizes=slice_sizes,
-                mode=mode,
-                fill_value=fill_value,
-                **params,
-            )
+            jaxrewrite.bind(primitive, part, own, dimension_numbers=numbers, **params)
         )
         is_here = lax.expand_dims(index >= offset, numbers.offset_dims)
         rows = row if rows is None else jnp.where(is_here, row, rows)
@@ -397,8 +383,6 @@ def _(v: Concatenated, c: ArrayLike, *, primitive, **params) -> Any:
 @jaxrewrite.register("dot_general", exchange="types")
 def _(x: Concatenated, y: ArrayLike, *, primitive, dimension_numbers, **params) -> Any:
     """Multiply each part with what it meets, and add the products, or put them side by side."""
-    if params.get("out_sharding") is not None:
-        return NotImplemented
     seen = sides(Concatenated, x, y, dimension_numbers)
     v, other = seen.v, seen.other
     label = seen.of_v[v.where]

@@ -110,22 +110,11 @@ class Plan(NamedTuple):
 
 
 @gpu_kernels.register("dot_general", exchange="types")
-def _(
-    x: Quantised | NF4,
-    y: ArrayLike,
-    *,
-    dimension_numbers,
-    precision,
-    preferred_element_type,
-    out_sharding,
-    **params,
-) -> Any:
-    if out_sharding is not None or not has_gpu():
+def _(x: Quantised | NF4, y: ArrayLike, **params) -> Any:
+    if params["out_sharding"] is not None or not has_gpu():
         return NotImplemented
-    kind = preferred_element_type, precision
-    v, other, terms = terms_of(x, y, dimension_numbers, *kind)
+    v, other, terms = terms_of(x, y, **params)
     other = jnp.asarray(other)
-    terms = terms.of(v, other)
     if plan_of(v, other, terms) is None:
         return NotImplemented
     return multiplied(v, other, terms)

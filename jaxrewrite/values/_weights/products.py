@@ -36,25 +36,13 @@ from .terms import Terms, is_scaled_after, is_scaled_before, rows_of, scaled, te
 
 @jaxrewrite.register("dot_general", types=(Coded, Coded))
 @jaxrewrite.register("dot_general", exchange="types")
-def _(
-    x: Coded,
-    y: ArrayLike,
-    *,
-    dimension_numbers,
-    precision,
-    preferred_element_type,
-    out_sharding,
-    **params,
-) -> Any:
-    if out_sharding is not None:
-        return NotImplemented
-    return multiplied(*terms_of(x, y, dimension_numbers, preferred_element_type, precision))
+def _(x: Coded, y: ArrayLike, **params) -> Any:
+    return multiplied(*terms_of(x, y, **params))
 
 
 def multiplied(v: Any, x: Any, terms: Terms) -> Any:
     """Multiply in the way that is fastest for these shapes."""
     x = jaxrewrite.materialise(x)
-    terms = terms.of(v, x)
     if _may_be_split():
         return _dense(v, x, terms)
     count = rows_of(x, terms)

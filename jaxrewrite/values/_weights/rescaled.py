@@ -15,8 +15,7 @@ from jaxrewrite import primitives
 
 from .._base.contract import along_result, sides
 from .._base.ragged import groups_of, of_rows
-from .._base.structured import promoted
-from .coded import Multiplied, aligned, blockwise, check_blocks, spread
+from .coded import Multiplied, blockwise, check_blocks, spread
 
 
 class Rescaled(Multiplied):
@@ -77,12 +76,6 @@ class Rescaled(Multiplied):
     def materialise(self) -> Any:
         return blockwise(jnp.multiply, self.w, self.scale.astype(self.w.dtype))
 
-    def join(self, other: Any) -> Any:
-        if not isinstance(other, Rescaled):
-            return NotImplemented
-        met = aligned([self, other])
-        return NotImplemented if met is None else tuple(met)
-
     def scaled_axes(self) -> set[int]:
         """The axes along which the numbers differ."""
         return {i for i, n in enumerate(self.scale.shape) if n != 1}
@@ -113,10 +106,6 @@ def _(v: Rescaled, *, new_dtype, **params) -> Any:
 @jaxrewrite.register("dot_general", exchange="types")
 def _(x: Rescaled, y: ArrayLike, *, dimension_numbers, primitive, **params) -> Any:
     """Multiply the array before the product, or the result after it."""
-    dtype = jnp.result_type(x, y)
-    wanted = params.get("preferred_element_type") or dtype
-    if params.get("out_sharding") is not None or promoted(dtype, wanted) != wanted:
-        return NotImplemented
     seen = sides(Rescaled, x, y, dimension_numbers)
     v = seen.v
     along = {seen.of_v[i] for i in v.scaled_axes()}
@@ -146,9 +135,7 @@ def _(
 ) -> Any:
     """Multiply each row before the product, or after it, by the numbers of its group."""
     groups = groups_of(x, v, sizes, **params)
-    dtype = jnp.result_type(x, v)
-    wanted = params["preferred_element_type"] or dtype
-    if groups is None or promoted(dtype, wanted) != wanted:
+    if groups is None:
         return NotImplemented
     own = v.scaled_axes()
     along = tuple(label for i, label in enumerate(groups.y) if i in own)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._base.contract import Labels, along_result, contract, labels
+from .._base.contract import Labels, along_result, contract, sides
 from .._base.structured import promoted
 from .coded import Coded, blockwise
 
@@ -37,12 +37,19 @@ class Terms(NamedTuple):
         return contract(v, self.v, x, self.x, self.out, **params)
 
 
-def terms_of(x: Any, y: Any, dimension_numbers: Any, *kind: Any) -> tuple[Any, Any, Terms]:
-    """The quantised operand, the other one, and their product."""
-    xs, ys, out = labels(dimension_numbers, jnp.ndim(x), jnp.ndim(y))
-    if isinstance(x, Coded):
-        return x, y, Terms(xs, ys, out, *kind)
-    return y, x, Terms(ys, xs, out, *kind)
+def terms_of(
+    x: Any,
+    y: Any,
+    *,
+    dimension_numbers: Any,
+    precision: Any,
+    preferred_element_type: Any,
+    **params: Any,
+) -> tuple[Any, Any, Terms]:
+    """The quantised operand of a ``dot_general``, the other one, and their product."""
+    seen = sides(Coded, x, y, dimension_numbers)
+    terms = Terms(seen.of_v, seen.of_other, seen.out, preferred_element_type, precision)
+    return seen.v, seen.other, terms.of(seen.v, seen.other)
 
 
 def rows_of(x: Any, terms: Terms) -> int | float:
