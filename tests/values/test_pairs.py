@@ -9,6 +9,7 @@ import operator
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from choose import every
@@ -117,3 +118,28 @@ def test_a_product_with_a_constant_has_the_type_of_one_with_its_number():
     for name, v in values(0).items():
         constant = Constant(number, v.shape)
         assert type_of_product(constant, v) is type_of_product(number, v), name
+
+
+# Dtypes that no operator promotes beside bfloat16, or that JAX multiplies to another one.
+BESIDE = ("float16", "float8_e4m3fn", "float8_e5m2", "int8", "float32")
+
+
+@pytest.mark.parametrize(
+    "name", every(8, [name for name, case in CASES.items() if "bfloat16" in case.dtypes])
+)
+def test_products_of_two_dtypes(name, bulk):
+    """`jax.lax.dot_general` takes them as they are, and with the dtype that is wanted."""
+    rng = np.random.default_rng(0)
+    v = CASES[name].value(rng, "bfloat16", (4, 4))
+    xs = [jnp.asarray(rng.uniform(0.5, 1, (4, 4)), dtype) for dtype in BESIDE]
+    wanted = functools.partial(
+        lax.dot_general,
+        dimension_numbers=(((1,), (0,)), ((), ())),
+        preferred_element_type=jnp.float32,
+    )
+
+    def products(v, xs):
+        return [[lax.dot(x, v), lax.dot(v, x), wanted(x, v), wanted(v, x)] for x in xs]
+
+    got = jax.jit(jaxrewrite.transform(products, materialise="allow"))(v, xs)
+    assert_same(got, jax.jit(products)(jaxrewrite.materialise(v), xs), 0.05)

@@ -1,6 +1,7 @@
 """Products of all ready types that are wanted in another dtype, or in a place on a mesh.
 
-JAX multiplies and adds in the operands' dtype, and casts the sums. A cast of the parts of a
+JAX multiplies and adds in the operands' dtype, and casts the sums. It takes operands of two dtypes,
+also such as no operator promotes: eight bits beside sixteen. A cast of the parts of a
 value to the dtype that is wanted comes to the same only if it keeps all numbers: not from complex
 numbers to real ones, say, or from floats to integers. So such a product is formed in a wider
 dtype, and the result is cast.
@@ -18,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
 from jaxrewrite import ArrayValue, bind, materialise, register
@@ -51,16 +53,35 @@ def _placed_and_cast(primitive: Any, x: Any, y: Any, *sizes: Array, **params: An
             bind(primitive, *xs, **params | {"out_sharding": None})
         )
         return jax.sharding.auto_axes(product, out_sharding=out_sharding)(x, y, *sizes)
-    wanted = params["preferred_element_type"]
-    wide = wanted if wanted is None else _wide(x.dtype, y.dtype, wanted)
-    if wide is None or wide == wanted:
+    wanted, is_one_dtype = params["preferred_element_type"], x.dtype == y.dtype
+    if wanted is None and is_one_dtype:
+        return NotImplemented
+    if wanted is None:
+        wanted = _without_preference(x.dtype, y.dtype)
+    wide = _wide(x.dtype, y.dtype, wanted)
+    operands = (
+        (x, y) if is_one_dtype else tuple(_cast(v, _of_bytes(v.dtype)) for v in (x, y))
+    )
+    if wide == wanted and operands[0] is x and operands[1] is y:
         return NotImplemented
     params["preferred_element_type"] = wide
-    product = bind(primitive, x, y, *sizes, **params)
-    if jnp.iscomplexobj(product):  # Real ones are wanted: JAX refuses fewer bits.
-        product = bind("real", product)
-    cast = {"new_dtype": jnp.dtype(wanted), "weak_type": False, "sharding": None}
-    return bind("convert_element_type", product, **cast)
+    product = bind(primitive, *operands, *sizes, **params)
+    if jnp.iscomplexobj(product) and not jnp.issubdtype(wanted, jnp.complexfloating):
+        product = bind("real", product)  # JAX refuses fewer bits.
+    return _cast(product, wanted)
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    if x.dtype == dtype:
+        return x
+    cast = {"new_dtype": jnp.dtype(dtype), "weak_type": False, "sharding": None}
+    return bind("convert_element_type", x, **cast)
+
+
+@functools.lru_cache(256)
+def _without_preference(*dtypes: Any) -> Any:
+    """The dtype of a product of two dtypes, which may be another than that of their sum."""
+    return jax.eval_shape(lax.dot, *(jax.ShapeDtypeStruct((1,), x) for x in dtypes)).dtype
 
 
 def _wide(*dtypes: Any) -> Any:
