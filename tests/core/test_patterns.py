@@ -1365,6 +1365,17 @@ def test_a_near_miss_has_two_equations_of_a_pattern():
     assert not near_misses(one, rules=rules)(X)
 
 
+def test_the_nearest_miss_comes_first():
+    rules = Rules()
+    rules.rewrite(lambda x: jnp.log(jnp.sum(jnp.exp(jnp.sin(x)))))(lambda x: x.sum())
+
+    def fn(x):
+        two = jnp.log(jnp.sum(jnp.tan(x)))
+        return two + jnp.log(jnp.sum(jnp.exp(jnp.cos(x))))
+
+    assert [miss.found for miss in near_misses(fn, rules=rules)(X)] == [3, 2]
+
+
 @pytest.mark.parametrize("donated", [(), (0,), (1,), (0, 1)])
 def test_a_call_with_a_donated_operand_is_not_looked_into(donated):
     fn = jax.jit(lambda x, y: x * y, donate_argnums=donated)

@@ -81,6 +81,8 @@ def test_a_reason_names_a_few_of_what_it_kept_from_being_checked():
         "not check 0, check 1, check 2, check 3 and 2 more, in .skipped: it has no aval"
         in text
     )
+    all_four = str(Checked("Scaled", ("pytree",), skipped[:4]))
+    assert "not check 0, check 1, check 2, check 3: it has no aval" in all_four
 
 
 @pytest.mark.slow

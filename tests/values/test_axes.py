@@ -359,6 +359,7 @@ def declares(axes, **fields):
         ({"self": "... i", "x": "i", "y": ""}, "no field has '...', which the array has"),
         ({"x": "*a *b", "y": ""}, "'x' has several terms for any number"),
         ({"self": "i", "x": "*a i *b", "y": ""}, "'x' has several terms for any number"),
+        ({"self": "*a i *b", "x": "i", "y": ""}, "'self' has several terms for any number"),
     ],
 )
 def test_a_wrong_declaration_is_an_error_where_the_class_is_defined(axes, why):
