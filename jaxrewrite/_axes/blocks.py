@@ -105,6 +105,8 @@ def slice_blocks(shared: Any, axis: int, n: int, start: int, limit: int, step: i
     """The entries that belong to ``start:limit:step`` along an axis of length ``n``."""
     if is_at_most(shared.shape[axis], 1) or (start, limit, step) == (0, n, 1):
         return shared
+    if start == limit:  # One block belongs to no entry as well as none does.
+        return lax.slice_in_dim(shared, 0, 1, axis=axis)
     size = n // shared.shape[axis]
     if start // size == (limit - 1) // size:
         return lax.slice_in_dim(shared, start // size, start // size + 1, axis=axis)

@@ -41,12 +41,18 @@ def unstack(v: Any, *, axis: int) -> Any:
 
 @register("tile", precedence=LAST, types=(Declared,))
 def tile(v: Any, *, reps: Sequence[int]) -> Any:
-    interleaved = tuple(n for pair in zip(reps, v.shape, strict=True) for n in pair)
+    """Each axis that is repeated has one of the repetitions before it."""
+    shape: list[int] = []
+    places = []
+    for repetitions, n in zip(reps, v.shape, strict=True):
+        shape += [repetitions] if repetitions != 1 else []
+        places.append(len(shape))
+        shape.append(n)
     repeated = bind(
         lax.broadcast_in_dim_p,
         v,
-        shape=interleaved,
-        broadcast_dimensions=tuple(range(1, len(interleaved), 2)),
+        shape=tuple(shape),
+        broadcast_dimensions=tuple(places),
         sharding=None,
     )
     return bind(

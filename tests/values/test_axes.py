@@ -205,6 +205,8 @@ MOVES = {
     "unstack": jnp.unstack,
     "parts": lambda x: jnp.split(x, 2, -1),
     "tile": lambda x: jnp.tile(x, 2),
+    "no columns": lambda x: x[..., :0],
+    "nothing at the end": lambda x: x[x.shape[0] :],
     "choose": lambda x: jnp.where(INDEX[0] > 0, x, x[::-1]),
     "scan": lambda x: lax.scan(lambda c, row: (c + row.sum(), 2 * row), 0.0, x),
     "scan backwards": lambda x: lax.scan(lambda c, r: (c, r), 0, x, reverse=True)[1],

@@ -308,3 +308,73 @@ def test_a_tangent_has_its_entries_where_the_matrix_has_them():
     assert type(result) is OnePerRow
     np.testing.assert_array_equal(result.d, [1, 0, 3])
     np.testing.assert_array_equal(tangent.d, [1, 0, 3])
+
+
+class Phases(values.Matrix):
+    """A diagonal of phases, whose conjugate has other angles."""
+
+    angles: jax.Array
+
+    def aval(self):
+        return jax.core.ShapedArray(
+            (*self.angles.shape, self.angles.shape[-1]), jnp.complex64
+        )
+
+    def materialise(self):
+        return jnp.exp(1j * self.angles)[..., None] * jnp.eye(self.angles.shape[-1])
+
+    def apply(self, x, axis, precision=None):
+        return jnp.moveaxis(jnp.moveaxis(x, axis, -1) * jnp.exp(1j * self.angles), -1, axis)
+
+
+class Turned(Phases):
+    """The same, and a complex number for all."""
+
+    scale: jax.Array
+
+    def materialise(self):
+        return self.scale * super().materialise()
+
+    def apply(self, x, axis, precision=None):
+        return self.scale * super().apply(x, axis, precision)
+
+
+def test_a_matrix_is_conjugated_leaf_by_leaf_where_its_program_says_so(bulk):
+    angles = jnp.array([0.5, 1.0])
+    for v in (Phases(angles), Turned(angles, jnp.complex64(2j))):
+        for fn in (jnp.conj, lambda v: jnp.linalg.norm(v @ v.mT.conj()), jnp.vdot):
+            operands = (v, v) if fn is jnp.vdot else (v,)
+            got = jaxrewrite.transform(fn, materialise="allow")(*operands)
+            assert_same(got, fn(*map(jaxrewrite.materialise, operands)), 1e-5)
+    x = jnp.array([1 + 2j, 3 - 1j])
+    conj = jaxrewrite.transform(jnp.conj, materialise="forbid")
+    assert_same(conj(values.Circulant(x)), values.Circulant(x).materialise().conj(), 1e-6)
+
+
+class Halves(values.Linear):
+    """Its parts are real, and the array is complex."""
+
+    re: jax.Array
+    im: jax.Array
+
+    def materialise(self):
+        return self.re + 1j * self.im
+
+    def map_parts(self, fn):
+        return Halves(fn(self.re), fn(self.im))
+
+
+PARTS = Halves(jnp.ones((2, 2)), jnp.arange(4.0).reshape(2, 2))
+MULTIPLIED = {
+    "number": lambda v: v * 2.0,
+    "array": lambda v: v * jnp.array([1j, 2.0]),
+    "square": lambda v: v * v,
+    "products": lambda v: [v @ jnp.array([1j, 2.0]), v @ v],
+    "tangent": lambda v: jax.jvp(lambda x: x * v, (v + 1,), (v + 2,))[1],
+}
+
+
+@pytest.mark.parametrize("name", MULTIPLIED)
+def test_parts_of_another_dtype_are_multiplied(name):
+    got = jaxrewrite.transform(MULTIPLIED[name], materialise="allow")(PARTS)
+    assert_same(got, MULTIPLIED[name](PARTS.materialise()), 1e-6)

@@ -93,8 +93,19 @@ def _multiplied(primitive: Any, x: Any, y: Any, *sizes: Array, **params: Any) ->
     if not multiply_by_parts(x, y, params):
         return NotImplemented
     if isinstance(x, Linear):
-        return x.map_parts(lambda part: bind(primitive, part, y, *sizes, **params))
-    return y.map_parts(lambda part: bind(primitive, x, part, *sizes, **params))
+        parts_of_x = _parts_for(primitive, x)
+        return x.map_parts(
+            lambda part: bind(primitive, parts_of_x(part), y, *sizes, **params)
+        )
+    parts_of_y = _parts_for(primitive, y)
+    return y.map_parts(lambda part: bind(primitive, x, parts_of_y(part), *sizes, **params))
+
+
+def _parts_for(primitive: Any, whole: Linear) -> Callable[[Any], Any]:
+    """Parts in the dtype of the whole, where JAX multiplies no two dtypes."""
+    if primitive.name in ("dot_general", "ragged_dot_general"):
+        return lambda part: part
+    return lambda part: part if part.dtype == whole.dtype else part.astype(whole.dtype)
 
 
 @register(*_BILINEAR, types=(Linear, Linear))

@@ -206,12 +206,10 @@ def _(
     """
     numbers = dimension_numbers
     is_filled, fill = fills(params["mode"]), params["fill_value"]
-    # A slice of a whole axis has only one place, unless entries are filled in.
-    starts = [
-        (i, k)
-        for k, i in enumerate(numbers.start_index_map)
-        if is_filled or slice_sizes[i] != v.shape[i]
-    ]
+    # A slice of a whole axis has only one place, unless entries are filled in: it needs no index,
+    # if another axis has one.
+    every = [(i, k) for k, i in enumerate(numbers.start_index_map)]
+    starts = [x for x in every if is_filled or slice_sizes[x[0]] != v.shape[x[0]]] or every
     a, b = factors(v)
     in_both = {*a.labels} & {*b.labels}
     if not starts or (is_filled and not {i for i, _ in starts} <= in_both):

@@ -34,6 +34,7 @@ from .._base.structured import (
     total,
     zero_unless,
 )
+from .conjugates import conjugated
 from .matrix import Matrix, closed_sum, lazily, negated, swapped
 from .monomial import Diagonal
 from .product import matrix_product
@@ -159,7 +160,7 @@ def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
     if primitive.name == "neg":
         return _times_number(v, np.asarray(-1).astype(v.dtype))
     if primitive.name == "conj" and jnp.issubdtype(v.dtype, jnp.complexfloating):
-        return jax.tree.map(lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x, v)
+        return conjugated(v)
     return NotImplemented
 
 

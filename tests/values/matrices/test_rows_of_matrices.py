@@ -11,6 +11,7 @@ from jax.extend import core as jex_core
 
 import jaxrewrite
 from jaxrewrite import values
+from jaxrewrite.testing import assert_same
 
 
 N = 12
@@ -509,3 +510,27 @@ def test_a_precision_matrix_keeps_its_structure_on_the_way_to_a_covariance_facto
         np.testing.assert_allclose(
             jaxrewrite.materialise(got), factor(jaxrewrite.materialise(v)), atol=1e-5
         )
+
+
+def test_a_matrix_of_a_stack_of_one():
+    v = values.LowRank(jnp.arange(3.0)[:, None], jnp.arange(4.0)[None])
+    fn = lambda v, i: v[None][i]
+    for indices in ([0, 0, 0], [5, -7, 0]):
+        got = jaxrewrite.transform(fn, materialise="forbid")(v, jnp.array(indices))
+        assert isinstance(got, values.LowRank)
+        assert_same(got, fn(v.materialise(), jnp.array(indices)))
+
+
+@pytest.mark.parametrize("reps", [(4, 1, 1), (2, 3, 1, 1), (1, 1)])
+def test_a_matrix_that_is_repeated_along_other_axes_is_a_stack(reps):
+    row = jnp.arange(3.0)
+    small = jnp.arange(4.0).reshape(2, 2)
+    for v in (
+        values.Diagonal(row),
+        values.Toeplitz(row, row),
+        values.Identity(3),
+        values.Kronecker(small, small),
+    ):
+        got = jaxrewrite.transform(lambda v: jnp.tile(v, reps), materialise="forbid")(v)
+        assert isinstance(got, jaxrewrite.Value)
+        assert_same(got, jnp.tile(v.materialise(), reps))
