@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .. import primitives
@@ -119,6 +120,7 @@ def _elementwise(v: Any, x: Any) -> Iterator[Named]:
             yield of(name, fn, v, x, how="with an array")
             yield of(name, fn, x, v, how="of an array")
             yield of(name, _twice(fn), v, how="with itself")
+    yield of("rem", lambda v, x: lax.rem(v, -x), v, x, how="with a negative array")
     yield of("mul", lambda v: v * 2, v, how="with a number")
     # A cast of complex numbers to integers warns.
     for dtype in ("complex64",) if jnp.iscomplexobj(x) else ("complex64", "int32"):
@@ -130,6 +132,10 @@ def _elementwise(v: Any, x: Any) -> Iterator[Named]:
     both = lambda p, v: lax.select_n(p, v, v)
     yield of("select_n", both, every_second, v, how="with itself")
     yield of("clamp", lambda v, x: lax.clamp(x, v, x), v, x)
+    if x.size:
+        in_order = x.ravel()[np.argsort(x, axis=None)]
+        least, most = in_order[0], in_order[x.size // 2]
+        yield of("clamp", lax.clamp, least, v, most, how="between numbers")
 
 
 def with_params(fn: Callable[..., Any], **params: Any) -> Callable[..., Any]:
@@ -145,6 +151,9 @@ def _moves(v: Any, x: Any) -> Iterator[Named]:
     yield of("reshape", lambda v: lax.reshape(v, (v.size,)), v)
     yield of("broadcast_in_dim", _with_last_axis, v, how="with a last axis")
     yield of("squeeze", lambda v: lax.squeeze(lax.expand_dims(v, (0,)), (0,)), v)
+    ends = (0, x.ndim + 1)
+    both = lambda v: lax.squeeze(lax.expand_dims(v, ends), ends)
+    yield of("squeeze", both, v, how="of both ends")
     yield of("transpose", lambda v: v.T, v)
     if not x.ndim:
         return
@@ -164,10 +173,17 @@ def _moves(v: Any, x: Any) -> Iterator[Named]:
     yield of("pad", lambda v: lax.pad(v, one, config), v, how="with ones")
     update = lambda v, x: lax.dynamic_update_slice_in_dim(v, x, 0, 0)
     yield of("dynamic_update_slice", update, v, x)
+    entry, starts = x[(slice(1),) * x.ndim], (row, *[0] * (x.ndim - 1))
+    write = lambda v, x: lax.dynamic_update_slice(v, x, starts)
+    yield of("dynamic_update_slice", write, v, entry, how="of one entry")
     join = lambda *xs: lax.concatenate(xs, 0)
     yield of("concatenate", join, v, x, how="with an array")
     yield of("concatenate", join, x, v, how="of an array")
     yield of("concatenate", _twice(join), v, how="with itself")
+    if x.ndim > 1:
+        beside = lambda *xs: lax.concatenate(xs, x.ndim - 1)
+        yield of("concatenate", beside, v, x, how="with an array, along the last axis")
+        yield of("concatenate", beside, x, v, how="of an array, along the last axis")
 
 
 def _with_last_axis(v: Any) -> Any:

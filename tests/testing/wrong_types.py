@@ -173,6 +173,34 @@ class TimesItself(Diagonal):
 # --- rules that do not read a parameter ---------------------------------------------------------
 
 
+@a_rule("sign of a remainder", "rem with a negative array jit", "rem", "va")
+def remainder(v, y):
+    return type(v)(jnp.mod(v.x, y))
+
+
+@a_rule(
+    *("one start for all axes", "dynamic_update_slice of one entry jit"),
+    *("dynamic_update_slice", "vaaa"),
+)
+def overwritten(v, update, i, j):
+    return type(v)(lax.dynamic_update_slice(v.x, update, (i, i)))
+
+
+@a_rule(
+    *("sides along one axis", "concatenate with an array, along the last axis jit"),
+    *("concatenate", "va"),
+)
+def beside(v, y, *, dimension):
+    pair = [v.x, y] if dimension == 0 else [y, v.x]
+    return type(v)(lax.concatenate(pair, dimension))
+
+
+@a_rule("an upper bound", "clamp between numbers jit", "clamp", "ava")
+def clamped(least, v, most):
+    is_number = least.ndim == 0
+    return type(v)(lax.max(v.x, least) if is_number else lax.clamp(least, v.x, most))
+
+
 @a_rule("integer_pow, right for 3", "integer_pow to -1 jit", "integer_pow")
 def cube(v, *, y, **params):
     return v.x * v.x ** (y - 1) if y > 0 else v.x**3
