@@ -128,7 +128,7 @@ def dot_general(
 ) -> Any:
     """`jax.lax.dot_general` of arrays or values, of any dtypes."""
     dtype = jnp.result_type(x.dtype, y.dtype)
-    x, y = (_cast(operand, dtype) for operand in (x, y))
+    x, y = (in_dtype(operand, dtype) for operand in (x, y))
     params = {
         "precision": None,
         "preferred_element_type": jnp.dtype(dtype),
@@ -149,10 +149,9 @@ def is_or_none(preferred: Any, dtype: Any) -> bool:
     return preferred is None or preferred == dtype
 
 
-def _cast(x: Any, dtype: Any) -> Any:
-    if x.dtype == dtype:
-        return x
-    return x.astype(dtype)
+def in_dtype(x: Any, dtype: Any) -> Any:
+    """An array or value in a dtype; itself if it has that."""
+    return x if x.dtype == dtype else x.astype(dtype)
 
 
 def intermediate(params: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from jaxrewrite import ArrayValue, bind, primitives, register
 
+from .contract import in_dtype
 from .gathers import fills
 from .structured import Structured, inexact, is_linear_cast
 
@@ -92,20 +93,14 @@ _BILINEAR = ("dot_general", "mul", "conv_general_dilated")
 def _multiplied(primitive: Any, x: Any, y: Any, *sizes: Array, **params: Any) -> Any:
     if not multiply_by_parts(x, y, params):
         return NotImplemented
-    if isinstance(x, Linear):
-        parts_of_x = _parts_for(primitive, x)
-        return x.map_parts(
-            lambda part: bind(primitive, parts_of_x(part), y, *sizes, **params)
-        )
-    parts_of_y = _parts_for(primitive, y)
-    return y.map_parts(lambda part: bind(primitive, x, parts_of_y(part), *sizes, **params))
+    whole, is_first = (x, True) if isinstance(x, Linear) else (y, False)
+    takes_two_dtypes = primitive.name in ("dot_general", "ragged_dot_general")
 
+    def product(part: Any) -> Any:
+        part = part if takes_two_dtypes else in_dtype(part, whole.dtype)
+        return bind(primitive, *((part, y) if is_first else (x, part)), *sizes, **params)
 
-def _parts_for(primitive: Any, whole: Linear) -> Callable[[Any], Any]:
-    """Parts in the dtype of the whole, where JAX multiplies no two dtypes."""
-    if primitive.name in ("dot_general", "ragged_dot_general"):
-        return lambda part: part
-    return lambda part: part if part.dtype == whole.dtype else part.astype(whole.dtype)
+    return whole.map_parts(product)
 
 
 @register(*_BILINEAR, types=(Linear, Linear))

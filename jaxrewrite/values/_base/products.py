@@ -24,6 +24,7 @@ from jaxtyping import Array
 
 from jaxrewrite import ArrayValue, bind, materialise, register
 
+from .contract import in_dtype
 from .structured import Structured, is_annotation, promoted
 
 
@@ -60,7 +61,7 @@ def _placed_and_cast(primitive: Any, x: Any, y: Any, *sizes: Array, **params: An
         wanted = _without_preference(x.dtype, y.dtype)
     wide = _wide(x.dtype, y.dtype, wanted)
     operands = (
-        (x, y) if is_one_dtype else tuple(_cast(v, _of_bytes(v.dtype)) for v in (x, y))
+        (x, y) if is_one_dtype else tuple(in_dtype(v, _of_bytes(v.dtype)) for v in (x, y))
     )
     if wide == wanted and operands[0] is x and operands[1] is y:
         return NotImplemented
@@ -68,14 +69,7 @@ def _placed_and_cast(primitive: Any, x: Any, y: Any, *sizes: Array, **params: An
     product = bind(primitive, *operands, *sizes, **params)
     if jnp.iscomplexobj(product) and not jnp.issubdtype(wanted, jnp.complexfloating):
         product = bind("real", product)  # JAX refuses fewer bits.
-    return _cast(product, wanted)
-
-
-def _cast(x: Any, dtype: Any) -> Any:
-    if x.dtype == dtype:
-        return x
-    cast = {"new_dtype": jnp.dtype(dtype), "weak_type": False, "sharding": None}
-    return bind("convert_element_type", x, **cast)
+    return in_dtype(product, wanted)
 
 
 @functools.lru_cache(256)
