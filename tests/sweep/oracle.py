@@ -537,11 +537,11 @@ def judge(program: Any, tainted: bool = False) -> Verdict:
         if program.mode in ("masked", "hidden", "bounds"):
             verdict = partly.judge(program)
             return _TAINTED if tainted and verdict.kind == "wrong" else verdict
-        tainted = tainted or any(map(_is_spoilt_product, operands_of(program)))
+        tainted = tainted or any(map(is_spoilt_product, operands_of(program)))
         return _quickly(program) or _judge(program, tainted)
 
 
-def _is_spoilt_product(operand: Any) -> bool:
+def is_spoilt_product(operand: Any) -> bool:
     """Whether it is, or holds, a product with numbers that are not finite.
 
     Its factors may be multiplied in any order, which differ in what is NaN and what infinite.
@@ -551,7 +551,7 @@ def _is_spoilt_product(operand: Any) -> bool:
     if isinstance(operand, Product):
         return not all(np.isfinite(wide(x)).all() for x in jax.tree.leaves(operand))
     fields = jax.tree.leaves(vars(operand), is_leaf=is_value)
-    return any(map(_is_spoilt_product, fields))
+    return any(map(is_spoilt_product, fields))
 
 
 def _quickly(program: Any) -> Verdict | None:

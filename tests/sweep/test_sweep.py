@@ -74,6 +74,13 @@ def test_rounding_is_no_failure(bulk):
     assert judge(ties).kind in ("ok", "doubtful")
 
 
+def test_the_type_says_which_factors_of_a_product_meet_an_infinity_first(bulk):
+    """Beside it is a structural zero, which a dense diagonal would multiply by it."""
+    product = "Product((spoilt(u(101, 2, 2), -jnp.inf), Diagonal(u(102, 2))))"
+    for operand in (product, f"Interval({product}, {product})"):
+        assert judge(Program((operand,), ("abs(v0)",), "t0", mode="bounds")).kind == "ok"
+
+
 def test_what_a_result_does_not_need_keeps_no_wider_program_from_explaining_it(bulk):
     """Of two dtypes there is no triangular solve; the cosine of a small angle is rounded."""
     steps = (
