@@ -33,8 +33,6 @@ def _(
     x: Structured | Array, y: Structured | Array, *, primitive: Any, **params: Any
 ) -> Any:
     shape = jnp.broadcast_shapes(x.shape, y.shape)
-    if any(isinstance(z, Structured) and not isinstance(z, _REPEATED) for z in (x, y)):
-        return NotImplemented
     if all(_fits(z, shape) for z in (x, y)):
         return NotImplemented
     has_factors = any(isinstance(z, (LowRank, Lora)) for z in (x, y))
@@ -45,7 +43,7 @@ def _(
 
 
 def _fits(x: Any, shape: tuple[int, ...]) -> bool:
-    return not isinstance(x, Structured) or x.shape == shape
+    return not isinstance(x, _REPEATED) or x.shape == shape
 
 
 def _levelled(x: Any, shape: tuple[int, ...]) -> Any:

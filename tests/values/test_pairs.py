@@ -19,7 +19,7 @@ from reference import CASES
 
 import jaxrewrite
 from jaxrewrite.testing import assert_same
-from jaxrewrite.values import Constant
+from jaxrewrite.values import Constant, Rescaled, Zero
 
 
 OPERATORS = {"add": operator.add, "mul": operator.mul, "matmul": operator.matmul}
@@ -143,3 +143,22 @@ def test_products_of_two_dtypes(name, bulk):
 
     got = jax.jit(jaxrewrite.transform(products, materialise="allow"))(v, xs)
     assert_same(got, jax.jit(products)(jaxrewrite.materialise(v), xs), 0.05)
+
+
+def test_an_axis_of_size_one_meets_a_value_of_another_kind():
+    """Which of the two has more matrices, and which repeats its own fields, is no matter."""
+    make_one = lambda name: CASES[name].value(np.random.default_rng(0), "float32", (2, 2))
+    bias = jnp.arange(4.0).reshape(2, 1, 2)
+    many = [
+        Constant(jnp.float32(2), (2, 1, 2)),
+        Rescaled(bias, jnp.ones((2, 1, 1))),
+        Zero((2, 1, 2)),
+    ]
+    for name in ("lora", "low_rank", "diagonal", "quantised", "sum"):
+        v = make_one(name)
+        for other in many:
+            for fn in (operator.add, operator.sub, operator.mul):
+                for pair in ((v, other), (other, v)):
+                    got = jaxrewrite.transform(fn, materialise="allow")(*pair)
+                    want = fn(*map(jaxrewrite.materialise, pair))
+                    assert_same(got, want, 1e-5)
