@@ -27,6 +27,7 @@ from .._core.avals import aval_of, same_treedef
 from .._placement.leafwise import specs_of_leaves
 from ._axes import check_axes
 from ._oracle import difference, neighbour, stacked_leaves
+from ._tangents import check_tangents
 from ._variants import aval_of_array, in_dtype, static_fields
 
 
@@ -274,6 +275,7 @@ CHECKS: dict[str, Callable[[Any], str | None]] = {
     "shards": _shards,
     "stack": _stack,
     "batch": _batch,
+    "tangents": check_tangents,
 }
 
 # Without these, each program would fail for the same reason.

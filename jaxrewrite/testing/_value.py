@@ -51,6 +51,9 @@ def check_value(
     - ``"batch"``: with one more axis in front of each leaf, as after `jax.vmap`, it is a
       batch. This is not required, so a type that does otherwise does not fail: the check is
       among those not made.
+    - ``"tangents"``: tangents of the leaves make that of the array by ``tangent`` as by the derivative
+      of ``materialise``, and ``lift_tangent`` gives those of which the same tangent is made: of any,
+      or of those that leaves can make, as ``tangent_space`` says.
     - a name for each program: a primitive that acts entry by entry, moves entries, reduces,
       sorts, slices, joins or multiplies, with the operands that it needs; a branch or a loop
       with the value; or a function with a rule of derivatives. Each is compared with dense

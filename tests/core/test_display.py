@@ -294,6 +294,8 @@ def test_notebooks_draw_structure_and_what_is_stored(size):
     assert (
         "12 B stored, 36 B dense" if size == 3 else "4 kB stored, 4 MB dense"
     ) in page.text
+    # Both are as wide as the box.
+    assert d._repr_html_().count(' width="120"') == 2
     # Rows of numbers stay rows; a summary is one long line.
     assert ("pre-wrap" in d._repr_html_()) == (size > 3)
 

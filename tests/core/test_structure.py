@@ -56,8 +56,8 @@ ROOMS_BELOW = {
         "primitives",
     },
     "testing": {
-        *("__init__", "_analyses", "_axes", "_compat", "_core", "_insight", "_patterns"),
-        *("_placement", "_signatures", "_staging", "primitives"),
+        *("__init__", "_analyses", "_axes", "_compat", "_core", "_handlers", "_insight"),
+        *("_patterns", "_placement", "_signatures", "_staging", "primitives"),
     },
     "checkpoints": {"__init__", "values"},
     "patterns": {

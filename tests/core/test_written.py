@@ -92,6 +92,10 @@ PROGRAMS = {
         lambda x: lax.while_loop(lambda c: c[1, 1] > 1, lambda c: c.T, jnp.zeros_like(x)),
         0,
     ),
+    "a while loop that may not turn": (
+        lambda x: lax.while_loop(lambda c: c[0] > x[0, 0], lambda c: c * 0, jnp.ones(3)),
+        Kind.WRITTEN,
+    ),
     "ys": (lambda x: lax.scan(lambda c, y: (c, c * 2), 3.0, x)[1], 6),
     "read beyond": (
         lambda x: jnp.take(jnp.zeros(3), jnp.array([9]), mode="fill"),

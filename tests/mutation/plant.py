@@ -232,10 +232,18 @@ def defects(file: str, source: str) -> Iterator[Defect]:
     for node, function in _in_functions(tree):
         for variant, (kind, (applies, _)) in enumerate(KINDS.items()):
             if applies(node):
-                line = node.lineno  # type: ignore[attr-defined]
+                line = _first_line(node)
                 text = ast.unparse(node).splitlines()[0][:80]
                 where = file, line, isinstance(function, ast.Lambda)
                 yield Defect(*where, kind, text, numbers[id(node)], variant)
+
+
+def _first_line(node: ast.AST) -> int:
+    """The line that runs first of what has the defect: ``if not (`` may stand alone on a line."""
+    names = (
+        x.lineno for x in ast.walk(getattr(node, "test", node)) if isinstance(x, ast.Name)
+    )
+    return min(names, default=node.lineno)  # type: ignore[attr-defined]
 
 
 def planted(source: str, defect: Defect) -> ast.Module:

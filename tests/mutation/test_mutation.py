@@ -23,6 +23,10 @@ def rule(x, y, axis):
         return NotImplemented
     if x.shape[0] < 3:
         return x @ y - y
+    if not (
+        x.shape[0] < 4 and is_small(x)
+    ):
+        return y
     return jnp.sum(x, axis=-1)
 """
 
@@ -57,6 +61,14 @@ def test_defects_are_in_functions():
     assert ("@decorated(lambda f: f - SIGN)", True) in found
     assert ("return jnp.subtract(x, f(x)) + jnp.maximum(x, f(x))", False) in found
     assert not any("SIZE" in line for line, _ in found)
+
+
+def test_a_condition_stands_on_the_line_that_runs_first():
+    lines = SOURCE.splitlines()
+    (found,) = [
+        d for d in defects("rule.py", SOURCE) if d.text.startswith("if not (x.shape[0] < 4")
+    ]
+    assert lines[found.line - 1].strip() == "x.shape[0] < 4 and is_small(x)"
 
 
 def test_the_tests_of_a_line_are_those_that_run_it():

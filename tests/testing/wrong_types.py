@@ -65,9 +65,7 @@ def a_method(what, check, *arguments):
     return add
 
 
-_METHODS = (
-    "aval materialise apply transposed solve determinant at join tangent lift_tangent"
-)
+_METHODS = "aval materialise apply transposed solve determinant at join tangent lift_tangent tangent_space"
 _METHODS = (
     *_METHODS.split(),
     "sliceable",
@@ -560,6 +558,51 @@ class Reversed(Plain):
 
     def leaf_specs(self, spec):
         return Reversed(spec)
+
+
+@a_method("tangent space of what repeats", "tangents", X)
+class Repeating(Plain):
+    def materialise(self):
+        return jnp.concatenate([self.x, self.x])
+
+    def tangent(self, leaf_tangents):
+        return leaf_tangents
+
+    def lift_tangent(self, tangent):
+        return Repeating((tangent[: len(self.x)] + tangent[len(self.x) :]) / 2)
+
+    def tangent_space(self):
+        return "entries"
+
+
+@a_method("tangent space of zeros", "tangents", D)
+class HasDiagonal(Plain):
+    def materialise(self):
+        return jnp.diag(self.x)
+
+    def lift_tangent(self, tangent):
+        return HasDiagonal(jnp.diagonal(tangent))
+
+    def tangent_space(self):
+        return "all"
+
+
+@a_method("lift_tangent", "tangents", X)
+class LiftsDoubled(Plain):
+    def materialise(self):
+        return 2 * self.x
+
+    def lift_tangent(self, tangent):
+        return LiftsDoubled(tangent)
+
+
+@a_method("tangent", "tangents", X)
+class TangentWithConstant(Plain):
+    def materialise(self):
+        return 1 + self.x
+
+    def tangent(self, leaf_tangents):
+        return leaf_tangents
 
 
 class Always:
