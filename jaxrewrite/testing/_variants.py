@@ -54,6 +54,7 @@ def _constructed(value: Any) -> bool:
 
 def _candidates(value: Any) -> Iterator[Variant]:
     yield Variant("other numbers", neighbour(value), alone=False, pairs=True)
+    yield from _of_another_order(value)
     yield from _of_other_integers(value)
     yield from _of_other_metadata(value)
     stack = own_stack(value)
@@ -87,17 +88,34 @@ def is_value(value: Any) -> bool:
         return False
 
 
+def _differs(other: Any, value: Any) -> bool:
+    leaves = zip(tree_leaves(other), tree_leaves(value), strict=True)
+    return any(not _equal(x, y) for x, y in leaves)
+
+
 def _is_like(other: Any, value: Any) -> bool:
     return is_value(other) and (other.shape, other.dtype) == (value.shape, value.dtype)
 
 
-# --- other integers and metadata -----------------------------------------------------------
+# --- other numbers, integers and metadata --------------------------------------------------
+
+
+def _of_another_order(value: Any) -> Iterator[Variant]:
+    """Its numbers at other places: products of the two depend on their order."""
+    other = tree_map(_turned, value)
+    if _differs(other, value) and _is_like(other, value):
+        yield Variant("numbers in another order", other, may_be_none=True, pairs=True)
+
+
+def _turned(leaf: Any) -> Any:
+    """A leaf whose last two axes are rolled, so that a symmetric matrix stays symmetric."""
+    axes = range(jnp.ndim(leaf))[-2:]
+    return jnp.roll(leaf, [1] * len(axes), axes) if is_floating(leaf) else leaf
 
 
 def _of_other_integers(value: Any) -> Iterator[Variant]:
     other = tree_map(_in_another_order, value)
-    leaves = zip(tree_leaves(value), tree_leaves(other), strict=True)
-    if any(not _equal(x, y) for x, y in leaves) and _is_like(other, value):
+    if _differs(other, value) and _is_like(other, value):
         yield Variant("other integers", other, may_be_none=True, pairs=True)
 
 

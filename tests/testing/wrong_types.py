@@ -405,6 +405,35 @@ class Powers(ArrayValue):
         return self.x**self.power
 
 
+class Square(Plain):
+    pass
+
+
+@register("dot_general")
+def product_of_squares(v: Square, w: Square, **params):
+    return lax.dot_general(w.x, v.x, **params)
+
+
+WRONG["the order of a product"] = Wrong(
+    Square(numbers((3, 3))),
+    "product_of_squares",
+    "dot_general of two, in a row (numbers in another order) jit",
+)
+
+
+class Clipping(Plain):
+    pass
+
+
+@register("scatter-add")
+def clipped(v: Clipping, i: jax.Array, x: jax.Array, *, mode, **params):
+    params["mode"] = lax.GatherScatterMode.CLIP
+    return jaxrewrite.bind("scatter-add", v.x, i, x, **params)
+
+
+WRONG["a mode"] = Wrong(Clipping(X), "clipped", "scatter-add jit")
+
+
 class PowersProduct(Powers):
     pass
 
