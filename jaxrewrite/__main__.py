@@ -1,7 +1,8 @@
 """``python -m jaxrewrite explain module:function``: the report of a program.
 
 The function takes no arguments and returns ``(fn, args)``: the program, and its arguments,
-some of which are values. It may return ``(fn, args, kwargs)``.
+some of which are values. It may return ``(fn, args, kwargs)``. That of a class is
+``module:Class.function``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import operator
 import pathlib
 import sys
 import traceback
@@ -45,11 +47,13 @@ def _function(name: str, refuse: Refuse) -> Any:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        return getattr(importlib.import_module(module), function)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
             raise  # It is one that the module itself imports.
         refuse(f"there is no module {error.name!r}.")
+    try:
+        return operator.attrgetter(function)(imported)
     except AttributeError:
         refuse(f"{module} has no function {function!r}.")
 

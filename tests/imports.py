@@ -35,10 +35,14 @@ def nodes(path: pathlib.Path) -> tuple[ast.AST, ...]:
 
 def _not_for_checkers(tree: ast.AST) -> Iterator[ast.AST]:
     """The nodes of a tree, without what only type checkers read."""
-    yield tree
-    is_for_checkers = isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.dump(tree.test)
-    for node in tree.orelse if is_for_checkers else ast.iter_child_nodes(tree):
-        yield from _not_for_checkers(node)
+    left = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        is_for_checkers = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(
+            node.test
+        )
+        left += node.orelse if is_for_checkers else ast.iter_child_nodes(node)
 
 
 def _absolute(name: str, is_package: bool, node: ast.ImportFrom) -> str:

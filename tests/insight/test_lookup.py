@@ -256,6 +256,9 @@ def of_numbers():
     return 1, 2, 3
 
 number = 3
+
+class Of:
+    example = staticmethod(example)
 """
 
 
@@ -266,13 +269,14 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     assert main(["explain", "their_program:example", "--html", str(page)]) == 0
     assert "1 value became dense" in capsys.readouterr().out
     assert page.read_text().startswith("<div")
-    assert main(["explain", "their_program:example", "--json"]) == 0
+    assert main(["explain", "their_program:Of.example", "--json"]) == 0
     report = jaxrewrite.Report.from_json(capsys.readouterr().out)
     assert [step.primitive for step in report.dense[0][:1]] == ["sort"]
     for name, text in {
         "their_program": "not of the form module:function",
         "nowhere:example": "no module 'nowhere'",
         "their_program:nothing": "no function 'nothing'",
+        "their_program:Of.nothing": "no function 'Of.nothing'",
         "their_program:other": "must return (fn, args)",
         "their_program:of_a_number": "It returned a tuple of (PjitFunction, int)",
         "their_program:of_numbers": "It returned a tuple of (int, int, int)",
@@ -286,6 +290,9 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
             main(["explain", *name.split()])
         assert text in capsys.readouterr().err
     sys.modules.pop("their_program")
+    (tmp_path / "their_program.py").write_text("import jax\njax.no_such_thing")
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        main(["explain", "their_program:example"])
 
 
 @pytest.mark.filterwarnings("ignore:'jaxrewrite.__main__' found in sys.modules")
