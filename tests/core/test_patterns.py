@@ -1381,3 +1381,11 @@ def test_a_call_with_a_donated_operand_is_not_looked_into(donated):
     fn = jax.jit(lambda x, y: x * y, donate_argnums=donated)
     (eqn,) = jax.make_jaxpr(fn)(1.0, 2.0).eqns
     assert (body_of(eqn) is None) == bool(donated)
+
+
+@pytest.mark.parametrize("where", ["in_shardings", "out_shardings"])
+def test_a_call_that_places_arrays_is_not_looked_into(where):
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    fn = jax.jit(lambda x, y: x * y, **{where: place})
+    (eqn,) = jax.make_jaxpr(fn)(1.0, 2.0).eqns
+    assert body_of(eqn) is None

@@ -387,9 +387,9 @@ def test_a_flag_of_the_program_leaves_one_branch(flag):
 
 def test_branches_that_an_array_chooses_stay():
     """Also where the array is named by the same operand as a number of another call."""
-    inner = jax.jit(lambda i, v: lax.switch(i, [jnp.negative, lambda v: v + 1.0], v))
-    fn = lambda i, v: (inner(0, v), inner(i, v))
-    number, array = transform(fn, materialise="allow")(jnp.int32(1), V)
+    inner = jax.jit(lambda i, v: lax.switch(i, [lambda v: v + 1.0, jnp.negative], v))
+    fn = lambda i, v: (inner(1, v), inner(i, v))
+    number, array = transform(fn, materialise="allow")(jnp.int32(0), V)
     assert isinstance(number, Scaled)
     np.testing.assert_array_equal(array, V.materialise() + 1.0)
     turns = lambda v: lax.fori_loop(0, 3, lambda i, v: inner(i % 2, v), v)
