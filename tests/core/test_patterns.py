@@ -1365,6 +1365,13 @@ def test_a_near_miss_has_two_equations_of_a_pattern():
     assert not near_misses(one, rules=rules)(X)
 
 
+def test_a_near_miss_by_a_parameter_names_it():
+    rules = Rules()
+    rules.rewrite(lambda x: jnp.sqrt(x**2))(jnp.abs)
+    (miss,) = near_misses(lambda x: jnp.sqrt(x**3), rules=rules)(X)
+    assert miss.why.endswith("y=2 where there is y=3")
+
+
 def test_the_nearest_miss_comes_first():
     rules = Rules()
     rules.rewrite(lambda x: jnp.log(jnp.sum(jnp.exp(jnp.sin(x)))))(lambda x: x.sum())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from choose import often, slow
 from jax import lax
-from reference.own import Scaled, Shared, V, Y
+from reference.own import Scaled, Shared, V, Y, Zero
 
 import jaxrewrite
 from jaxrewrite import transform, values
@@ -235,6 +235,16 @@ def test_zeros_in_a_branch_take_the_structure_of_the_other(name, kind, taken):
     got = jax.jit(transform(fn, materialise="forbid"))(taken, value)
     assert isinstance(got, type(value))
     np.testing.assert_array_equal(got.materialise(), fn(taken, value.materialise()))
+
+
+@pytest.mark.parametrize("name", ["cond", "where"])
+def test_zeros_take_the_structure_of_a_value_without_leaves(name):
+    v = Zero((3,), jnp.float32)
+    fn = {
+        "cond": lambda p, v: lax.cond(p, lambda: v, lambda: jnp.zeros(3)),
+        "where": lambda p, v: jnp.where(p, v, jnp.zeros(3)),
+    }[name]
+    assert isinstance(transform(fn, materialise="forbid")(jnp.array(False), v), Zero)
 
 
 def test_zeros_stay_where_all_branches_are_arrays():
