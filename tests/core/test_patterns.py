@@ -662,6 +662,22 @@ def test_a_result_may_be_used_inside_of_its_match_before_an_operand_is_made():
     assert answers(program, table((before, before)), X) == ["before"]
 
 
+def test_a_result_may_be_used_inside_of_a_later_match_before_an_operand_is_made():
+    def two(x, y):
+        s = jnp.sin(x)
+        return s, s * y
+
+    def larger(x, y):
+        return jnp.log(jnp.exp(x) + jnp.abs(y))
+
+    def program(x):
+        s = jnp.sin(x)
+        e = jnp.exp(s)
+        return jnp.log(e + jnp.abs(s * jnp.cos(x)))
+
+    assert answers(program, table((two, two), (larger, larger)), X) == ["two", "larger"]
+
+
 def test_what_is_used_elsewhere_may_stay():
     def after(x):
         return jax.nn.logsumexp(x)
