@@ -12,7 +12,7 @@ from choose import often
 from peft_files import factors, key, linear
 
 import jaxrewrite
-from jaxrewrite.values import NF4, Dora, Lora, Rescaled, Unitful, adapt
+from jaxrewrite.values import NF4, Dora, Lora, Rescaled, Sum, Unitful, adapt
 
 
 pytest.importorskip("safetensors", reason="adapters are files of the package safetensors")
@@ -461,6 +461,11 @@ def test_names_that_do_not_fit(tmp_path):
             {"w": Unitful(p["first"]["kernel"], "m")},
             {},
             "w is a Unitful with a Lora inside",
+        ),
+        (
+            {"w": Sum((p["first"]["kernel"], jnp.ones((6, 4))))},
+            {},
+            "w is a Sum with a Lora inside",
         ),
         (p, {"config": {"r": 3}}, "r follows from the other arguments"),
         (p, {"layout": "nm"}, "layout is 'nm'"),

@@ -474,6 +474,20 @@ def test_a_jitted_function_is_called_by_the_dispatch_of_jit():
     assert x.is_deleted()
 
 
+def test_a_jitted_function_is_looked_up_by_jit_alone_from_the_second_call_on(monkeypatch):
+    implicit, looked_up = transform(jax.jit(lambda v: v + 1)), []
+    look_up = type(implicit)._staged
+
+    def counted(*args):
+        looked_up.append(1)
+        return look_up(*args)
+
+    monkeypatch.setattr(type(implicit), "_staged", counted)
+    for _ in range(3):
+        implicit(Doubled(X))
+    assert len(looked_up) == 1
+
+
 def test_what_jit_need_not_compile_anew():
     """A call without values is one of the function, and a function may be of no module."""
     traced = []

@@ -192,6 +192,7 @@ def test_a_dense_array_has_a_weak_type_if_the_value_says_so(is_weak):
 
     v = Declared(jnp.float32(2.0))
     assert transform(lambda v: v.reshape(1))(v).weak_type == is_weak
+    assert jaxrewrite.materialise(v).weak_type == is_weak
 
 
 WITH_WEAK_CARRIES = {

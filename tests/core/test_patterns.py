@@ -662,6 +662,22 @@ def test_a_result_may_be_used_inside_of_its_match_before_an_operand_is_made():
     assert answers(program, table((before, before)), X) == ["before"]
 
 
+def test_a_result_may_be_used_inside_of_a_later_match_before_an_operand_is_made():
+    def two(x, y):
+        s = jnp.sin(x)
+        return s, s * y
+
+    def larger(x, y):
+        return jnp.log(jnp.exp(x) + jnp.abs(y))
+
+    def program(x):
+        s = jnp.sin(x)
+        e = jnp.exp(s)
+        return jnp.log(e + jnp.abs(s * jnp.cos(x)))
+
+    assert answers(program, table((two, two), (larger, larger)), X) == ["two", "larger"]
+
+
 def test_what_is_used_elsewhere_may_stay():
     def after(x):
         return jax.nn.logsumexp(x)
@@ -1365,6 +1381,13 @@ def test_a_near_miss_has_two_equations_of_a_pattern():
     assert not near_misses(one, rules=rules)(X)
 
 
+def test_a_near_miss_by_a_parameter_names_it():
+    rules = Rules()
+    rules.rewrite(lambda x: jnp.sqrt(x**2))(jnp.abs)
+    (miss,) = near_misses(lambda x: jnp.sqrt(x**3), rules=rules)(X)
+    assert miss.why.endswith("y=2 where there is y=3")
+
+
 def test_the_nearest_miss_comes_first():
     rules = Rules()
     rules.rewrite(lambda x: jnp.log(jnp.sum(jnp.exp(jnp.sin(x)))))(lambda x: x.sum())
@@ -1381,3 +1404,11 @@ def test_a_call_with_a_donated_operand_is_not_looked_into(donated):
     fn = jax.jit(lambda x, y: x * y, donate_argnums=donated)
     (eqn,) = jax.make_jaxpr(fn)(1.0, 2.0).eqns
     assert (body_of(eqn) is None) == bool(donated)
+
+
+@pytest.mark.parametrize("where", ["in_shardings", "out_shardings"])
+def test_a_call_that_places_arrays_is_not_looked_into(where):
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    fn = jax.jit(lambda x, y: x * y, **{where: place})
+    (eqn,) = jax.make_jaxpr(fn)(1.0, 2.0).eqns
+    assert body_of(eqn) is None

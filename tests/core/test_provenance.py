@@ -115,9 +115,10 @@ def test_warning_points_at_the_users_line():
     assert caught[0].lineno == program.__code__.co_firstlineno + 1
 
 
-def test_warning_points_at_the_caller_of_a_transformed_library_function():
+@pytest.mark.parametrize("fn", [jnp.sin, jnp.sort])
+def test_warning_points_at_the_caller_of_a_transformed_library_function(fn):
     with pytest.warns(jaxrewrite.MaterialisationWarning) as caught:
-        transform(jnp.sin)(V)
+        transform(fn)(V)
     assert caught[0].filename == __file__
 
 

@@ -56,6 +56,13 @@ def test_checkpoint_returns_values():
     check(fn, V)
 
 
+@pytest.mark.parametrize("call", [jax.jit, jax.checkpoint])
+def test_a_value_passes_through_a_call_that_does_nothing_with_it(call):
+    fn = call(lambda a, y: (a, y + 1.0))
+    out, _ = transform(fn, materialise="forbid")(V, Y)
+    assert isinstance(out, Scaled)
+
+
 def test_checkpoint_by_names():
     policy = jax.checkpoint_policies.save_only_these_names("kept")
     fn = jax.checkpoint(lambda a: jnp.sin(checkpoint_name(-a, "kept")), policy=policy)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from choose import often, slow
 from jax import lax
-from reference.own import Scaled, Shared, V, Y
+from reference.own import Scaled, Shared, V, Y, Zero
 
 import jaxrewrite
 from jaxrewrite import transform, values
@@ -237,6 +237,16 @@ def test_zeros_in_a_branch_take_the_structure_of_the_other(name, kind, taken):
     np.testing.assert_array_equal(got.materialise(), fn(taken, value.materialise()))
 
 
+@pytest.mark.parametrize("name", ["cond", "where"])
+def test_zeros_take_the_structure_of_a_value_without_leaves(name):
+    v = Zero((3,), jnp.float32)
+    fn = {
+        "cond": lambda p, v: lax.cond(p, lambda: v, lambda: jnp.zeros(3)),
+        "where": lambda p, v: jnp.where(p, v, jnp.zeros(3)),
+    }[name]
+    assert isinstance(transform(fn, materialise="forbid")(jnp.array(False), v), Zero)
+
+
 def test_zeros_stay_where_all_branches_are_arrays():
     """Nothing takes their structure, and neither does a weight that is not zero anywhere."""
     value = MATRICES["Lora"]()
@@ -387,9 +397,9 @@ def test_a_flag_of_the_program_leaves_one_branch(flag):
 
 def test_branches_that_an_array_chooses_stay():
     """Also where the array is named by the same operand as a number of another call."""
-    inner = jax.jit(lambda i, v: lax.switch(i, [jnp.negative, lambda v: v + 1.0], v))
-    fn = lambda i, v: (inner(0, v), inner(i, v))
-    number, array = transform(fn, materialise="allow")(jnp.int32(1), V)
+    inner = jax.jit(lambda i, v: lax.switch(i, [lambda v: v + 1.0, jnp.negative], v))
+    fn = lambda i, v: (inner(1, v), inner(i, v))
+    number, array = transform(fn, materialise="allow")(jnp.int32(0), V)
     assert isinstance(number, Scaled)
     np.testing.assert_array_equal(array, V.materialise() + 1.0)
     turns = lambda v: lax.fori_loop(0, 3, lambda i, v: inner(i % 2, v), v)

@@ -470,6 +470,31 @@ def test_an_object_of_jax_keeps_a_backward_rule_of_its_own():
     np.testing.assert_allclose(got, 3 * jnp.cos(X[0]), rtol=1e-6)
 
 
+@pytest.mark.skipif(
+    not hasattr(hijax, "vjp_from_jvp"), reason="JAX has no objects with a derived rule"
+)
+def test_an_object_of_jax_that_reads_a_reference_stays():
+    class Reading(HiPrim):
+        def __init__(self, *avals):
+            self.in_avals, self.out_aval, self.params = avals, avals[1], {}
+            super().__init__()
+
+        def expand(self, ref, x):
+            return ref[...] + x
+
+        def jvp(self, primals, tangents):
+            return self(*primals), tangents[1]
+
+        vjp_fwd, vjp_bwd_retval = hijax.vjp_from_jvp
+
+    def program(x):
+        ref = jax.new_ref(X)
+        return Reading(jax.typeof(ref), jax.typeof(x))(ref, x)
+
+    v = make("lora")
+    np.testing.assert_allclose(jax.jit(allow(program))(v), X + v.materialise(), rtol=1e-6)
+
+
 def test_expansions_go_through_rules():
     """What stands for the whole array is asked, and nothing is made dense."""
     rules = jaxrewrite.Rules()

@@ -645,6 +645,29 @@ def test_zeros_between_values_of_two_types(one, other):
     assert all(x.shape == v.shape for x in got)
 
 
+class PlusExponential(ArrayValue):
+    """``x + exp(y)``, which is not zero where its leaves are."""
+
+    x: jax.Array
+    y: jax.Array
+
+    def materialise(self):
+        return self.x + jnp.exp(self.y)
+
+    def join(self, other):
+        if isinstance(other, jaxrewrite.Value):
+            return NotImplemented
+        return self, PlusExponential(other, jnp.full_like(self.y, -jnp.inf))
+
+
+def test_zeros_that_a_join_puts_into_a_field_take_the_structure_of_the_field():
+    v = PlusExponential(Diagonal(jnp.arange(3.0)), jnp.ones((3, 3)))
+    choose = lambda p, v: jnp.where(p, v, jnp.zeros_like(v))
+    got = transform(choose, materialise="forbid")(jnp.array(False), v)
+    assert types(got) == types(v)
+    np.testing.assert_array_equal(got.materialise(), jnp.zeros((3, 3)))
+
+
 class Noisy(ArrayValue):
     x: jax.Array
     key: jax.Array

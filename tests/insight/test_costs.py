@@ -100,6 +100,11 @@ CLOSED = {
         (square(6),),
         72 + 3 * 36,
     ),
+    "householder product": (
+        lambda x: lax.linalg.householder_product(x, ones(4)),
+        (ones(6, 4),),
+        2 * 6 * 4**2 - 2 * 4**3 / 3,
+    ),
     "batched lu": (lambda x: lax.linalg.lu(x)[0], (ones(3, 6, 6),), 3 * 2 / 3 * 6**3),
     "triangular solve": (
         lambda x: lax.linalg.triangular_solve(x, ones(6, 4), left_side=True),

@@ -154,6 +154,18 @@ def test_each_program_has_operands_that_fit(shape):
             assert "dtype" in str(error), (name, shape)
 
 
+def test_loops_over_rows_compute_what_they_return():
+    """JAX returns the operand in place of rows that a loop only passes on."""
+    x = numbers((3, 3))
+    both = programs(x) | more_programs(x)
+    of_rows = [both[name] for name in both if name.startswith("scan with xs")]
+    assert len(of_rows) == 2
+    for program in of_rows:
+        jaxpr = jax.make_jaxpr(program.fn)(*program.operands).jaxpr
+        (scan,) = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
+        assert jaxpr.outvars[-1] in scan.outvars
+
+
 def test_rare_programs_are_those_that_an_array_can_run():
     floats = more_programs(jnp.eye(2) + numbers((2, 2)).mT @ numbers((2, 2)))
     assert {"round to even", "pow with integers", "cholesky", "clamp from below"} <= {

@@ -147,6 +147,13 @@ def test_checks_leave_arrays_on_their_devices(name, monkeypatch, xla):
     make(x)
 
 
+def test_checks_of_arrays_in_memory_compile_nothing(caplog, xla):
+    lower, upper = jnp.zeros(3), jnp.ones(3)
+    with jax.log_compiles():
+        Interval(lower, upper)
+    assert "Compiling" not in caplog.text
+
+
 def test_indices_whose_dtype_does_not_hold_the_number_of_classes():
     for indices in (np.array([0, 127], np.int8), jnp.array([0, 127], jnp.int8)):
         assert values.OneHot(indices, 1000).shape == (2, 1000)

@@ -375,6 +375,17 @@ def test_a_product_is_lazy_where_the_products_of_the_terms_hold_more():
         assert (type(got), got.dtype) == (kind, "float64")
 
 
+def test_a_sum_of_integers_wraps_around_before_it_is_multiplied_by_a_sum_of_floats():
+    def twice(d):
+        return Sum((Diagonal(d), Diagonal(d)))
+
+    pair = twice(jnp.full(3, 100, "int8")), twice(jnp.ones(3, "float32"))
+    product = functools.partial(lax.dot, preferred_element_type="float32")
+    got = jaxrewrite.transform(product, materialise="allow")(*pair)
+    want = product(*(v.materialise() for v in pair))
+    np.testing.assert_array_equal(jaxrewrite.materialise(got), want)
+
+
 def test_the_exponential_of_a_lazy_product_is_that_of_one_array():
     """Powers of the product, which are lazy, would be made dense one by one."""
     sums = [Circulant(normal(4)) + Tridiagonal(normal(3), normal(4), normal(3))]

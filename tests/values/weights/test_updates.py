@@ -201,12 +201,24 @@ def test_what_is_written_at_one_place_is_a_part_of_an_axis():
     assert_same(got.materialise(), write(v.materialise(), part.materialise()))
 
 
-def test_parts_that_may_overlap_are_not_written_leaf_by_leaf():
+@pytest.mark.parametrize("at", [[[2], [1]], [[], []]], ids=["in part", "as a whole"])
+def test_parts_that_may_overlap_are_not_written_leaf_by_leaf(at):
+    at = jnp.array(at, jnp.int32)
+    rows = 2 if at.size else 4
     v = Quantised.quantise(random(0, 4, 6), axis=1)
-    part = jaxrewrite.stack([Quantised.quantise(random(i, 2, 6), axis=1) for i in (1, 2)])
-    numbers = lax.ScatterDimensionNumbers((1, 2), (), (0,))
-    write = lambda v, part: lax.scatter(v, jnp.array([[2], [1]]), part, numbers)
+    parts = [Quantised.quantise(random(i, rows, 6), axis=1) for i in (1, 2)]
+    numbers = lax.ScatterDimensionNumbers((1, 2), (), tuple(range(at.shape[1])))
+    write = lambda v, part: lax.scatter(v, at, part, numbers)
+    part = jaxrewrite.stack(parts)
     with pytest.raises(jaxrewrite.MaterialisationError, match="scatter"):
         jaxrewrite.transform(write, materialise="forbid")(v, part)
     got = jaxrewrite.transform(write, materialise="allow")(v, part)
     assert_same(got, write(v.materialise(), part.materialise()))
+
+
+def test_the_last_of_what_is_clipped_to_one_place_is_written():
+    v = Quantised.quantise(random(0, 4, 6), axis=0)
+    rows = Quantised.quantise(random(1, 3, 6), axis=0)
+    write = lambda v, rows: v.at[jnp.array([9, 1, 7])].set(rows, mode="clip")
+    got = jaxrewrite.transform(write, materialise="forbid")(v, rows)
+    assert_same(got.materialise(), write(v.materialise(), rows.materialise()))
