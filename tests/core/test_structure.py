@@ -232,6 +232,7 @@ PRIVATE = {
     ("concatenated", "jaxrewrite._axes"),
     ("concatenated", "jaxrewrite._compat"),
     ("gathers", "jaxrewrite._axes"),
+    ("gguf_blocks", "jaxrewrite._compat"),
     ("masked", "jaxrewrite._compat"),
     ("products", "jaxrewrite._compat"),
     ("ragged", "jaxrewrite._axes"),

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxrewrite import _compat
+
 from .packed import doubled_magnitudes
 
 
@@ -46,6 +48,19 @@ def _fields(x: Any, bits: int) -> Any:
     """The fields of so many bits in each byte of a run, along a new axis before the last one."""
     mask = np.uint8(2**bits - 1)
     return jnp.stack([(x >> np.uint8(shift)) & mask for shift in range(0, 8, bits)], -2)
+
+
+def _nibbles(x: Any, lasts: int = 1) -> Any:
+    """The lower and the upper four bits of each byte, along a new axis before so many last ones.
+
+    Where nothing else is taken from bytes of the same run, later releases vectorise shifts by
+    numbers that are broadcast, and earlier ones fields that are stacked.
+    """
+    mask, shifts = np.uint8(0x0F), np.array([0, 4], np.uint8)
+    if not _compat.JAX_GE_0_11_1:
+        return jnp.stack([(x >> shift) & mask for shift in shifts], -1 - lasts)
+    along = shifts.reshape(2, *[1] * lasts)
+    return (jnp.expand_dims(x, -1 - lasts) >> along) & mask
 
 
 def _bits(x: Any) -> Any:
@@ -141,7 +156,7 @@ def _scales_of_six_bits(scales: Any) -> tuple[Any, Any]:
 def _q4_k(blocks: Any) -> Any:
     a, b, scales, q = _parts(blocks, 2, 2, 12, 128)
     t, u = _scales_of_six_bits(scales)
-    return _affine(_fields(_split(q, 4, 32), 4), _half(a) * t, -_half(b) * u)
+    return _affine(_nibbles(_split(q, 4, 32)), _half(a) * t, -_half(b) * u)
 
 
 def _q5_k(blocks: Any) -> Any:
@@ -154,7 +169,7 @@ def _q5_k(blocks: Any) -> Any:
 
 def _q6_k(blocks: Any) -> Any:
     q, high, t, a = _parts(blocks, 128, 64, 16, 2)
-    low = _split(_fields(_split(q, 2, 64), 4), 2, 2, 16)
+    low = _nibbles(_split(q, 2, 2, 2, 16), lasts=3)
     two = _split(_split(_fields(_split(high, 2, 32), 2), 2, 16), 2, 2, axis=-3)
     return _linear(_above(low, two, 4), 32, _half(a) * _signed(t))
 
