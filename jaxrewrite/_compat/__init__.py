@@ -141,6 +141,7 @@ from .types import (
     Tree as Tree,
     Var as Var,
 )
+from .unions import choices_of as choices_of
 from .wrappers import (
     JAXPRS as JAXPRS,
     ForwardRule as ForwardRule,

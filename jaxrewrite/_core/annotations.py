@@ -20,7 +20,7 @@ import jaxtyping
 import numpy as np
 from multipledispatch.variadic import Variadic
 
-from .._compat import Literal
+from .._compat import Literal, choices_of
 from .value import Value
 
 
@@ -206,7 +206,7 @@ def _alternatives(
     if annotation in (inspect.Parameter.empty, Any, object):
         yield Alternative(object)
     elif origin in (Union, types.UnionType):
-        for choice in typing.get_args(annotation):
+        for choice in choices_of(annotation):
             yield from _alternatives(choice, rule, parameter)
     elif origin is Annotated:
         yield from _alternatives(typing.get_args(annotation)[0], rule, parameter)

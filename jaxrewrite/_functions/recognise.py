@@ -15,16 +15,33 @@ import re
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
-from jax.tree_util import tree_flatten
+from jax.tree_util import SequenceKey, tree_leaves, tree_leaves_with_path
 
 from .. import _compat
 from .._core.caches import WeakCaches
 from .._core.rules import Rule
+from .._core.value import is_value
 from .called import Called
 from .traced import only_call
+
+
+# The keys and attributes at which an array is in a pytree, the outermost first.
+Names: TypeAlias = tuple[tuple[str, Any], ...]
+
+
+def names_of(tree: Any) -> tuple[Names, ...]:
+    """The names of each array or value in a pytree. Positions in sequences are none."""
+    return tuple(
+        tuple(
+            (type(step).__name__, getattr(step, "key", getattr(step, "name", None)))
+            for step in path
+            if not isinstance(step, SequenceKey)
+        )
+        for path, _ in tree_leaves_with_path(tree, is_leaf=is_value)
+    )
 
 
 class Call(NamedTuple):
@@ -33,12 +50,12 @@ class Call(NamedTuple):
     ``statics`` are the static arguments. ``order`` has, for each operand of the function, its
     position among the operands of the equation, and ``paths`` has the parameter that it is
     given for, with the keys inside of that, as far as they are known. The equation has ``wanted`` of the function's
-    ``total`` results. ``levels`` are the axes of each `jax.vmap` that it was under, the
+    results, which have ``names`` (`names_of`). ``levels`` are the axes of each `jax.vmap` that it was under, the
     outermost first: 0 or ``None`` for each operand. Some results, ``same``, do not have these
     axes, because they are the same for all elements.
 
     Under `jax.jvp` the tangents of the operands ``moving`` come after all operands, and the
-    tangents of the results after all results. ``total`` is then the number of both.
+    tangents of the results after all results.
     """
 
     statics: tuple[tuple[str, Any], ...]
@@ -46,7 +63,7 @@ class Call(NamedTuple):
     paths: tuple[tuple[Any, ...], ...]
     wanted: tuple[int, ...]
     same: frozenset[int]
-    total: int
+    names: tuple[Names, ...]
     levels: tuple[tuple[int | None, ...], ...] = ()
     moving: tuple[int, ...] = ()
 
@@ -524,14 +541,18 @@ class _Way(NamedTuple):
         eqn: Any,
         wanted: Any,
         count: int,
-    ) -> tuple[tuple[int, ...], frozenset[int], int] | None:
-        """Which of the results the equation has, which are the same for all elements, of how many.
+    ) -> tuple[tuple[int, ...], frozenset[int], tuple[Names, ...]] | None:
+        """Which results the equation has, which are the same for all elements, and the names of all.
 
         It is ``None`` if the equation calls something else.
         """
 
+        names: list[tuple[Names, ...]] = []
+
         def fn(*xs: Any) -> list[Any]:
-            return tree_flatten(self.call(statics, xs))[0]
+            results = self.call(statics, xs)
+            names.append(names_of(results))
+            return tree_leaves(results)
 
         if self.moving:
             fn = with_tangents(fn, self.moving)
@@ -556,7 +577,8 @@ class _Way(NamedTuple):
             while call is not None:
                 call_eqn, same = call
                 if _is_same(call_eqn, eqn, wanted):
-                    return kept_results, frozenset(kept_results[i] for i in same), total
+                    repeated = frozenset(kept_results[i] for i in same)
+                    return kept_results, repeated, names[-1]
                 inner, _ = _compat.open_jaxpr(_compat.body_of(call_eqn))
                 call = None if same else only_call(inner)
         return None

@@ -24,12 +24,14 @@ from .._core.value import is_value
 from .._functions.called import Called, check_is_staged, rules_at
 from .._functions.recognise import (
     Call,
+    Names,
     calls_of,
     check_arguments,
     domain_of_default,
     domains_of,
     is_among,
     is_default,
+    names_of,
     statics_for,
     takes_operands,
 )
@@ -199,14 +201,31 @@ def _statics(rule: Rule, called: Called, call: Call) -> Mapping[str, Any] | None
 def _leaves(site: Site, rule: Rule, call: Call, results: Any) -> list[Any]:
     """The results of a rule for the function, as a list of arrays and values."""
     leaves = tree_leaves(results, is_leaf=is_value)
-    total = call.total // 2 if call.moving else call.total
-    if len(leaves) != total:
+    if len(leaves) != len(call.names):
         raise TypeError(
             f"The rule {rule} returned {len(leaves)} arrays or values for "
-            f"{site.primitive.name!r}, which returns {total}. Return what the function "
+            f"{site.primitive.name!r}, which returns {len(call.names)}. Return what the function "
             "returns."
         )
+    names = names_of(results)
+    if not all(map(_is_named, names, call.names)):
+        raise TypeError(
+            f"The rule {rule} returned {_listed(names)} for {site.primitive.name!r}, which returns "
+            f"{_listed(call.names)}. Return what the function returns."
+        )
     return leaves
+
+
+def _is_named(names: Names, wanted: Names) -> bool:
+    """Whether a result is at the same keys. A tuple may be in the place of a named one."""
+    keys = tuple(x for x in wanted if x[0] != "GetAttrKey")
+    return names in (wanted, keys)
+
+
+def _listed(names: Sequence[Names]) -> str:
+    return ", ".join(
+        ".".join(str(name) for _, name in of_one) or "an array" for of_one in names
+    )
 
 
 def _checked(site: Site, rule: Rule, call: Call, results: Sequence[Any]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import functools
 import types
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -927,6 +927,40 @@ def times(x, n):
 def test_a_rule_that_no_call_can_have_is_an_error(fn, rule, message):
     with pytest.raises(TypeError, match=message):
         jaxrewrite.Rules().register(fn)(rule)
+
+
+class Moments(NamedTuple):
+    mean: Any
+    spread: Any
+
+
+@jax.jit
+def summary(x):
+    return {"moments": Moments(x.mean(), x.std()), "most": x.max()}
+
+
+@pytest.mark.parametrize(
+    "returned, message",
+    [
+        (lambda m, s, t: {"moments": Moments(m, s), "most": t}, None),
+        (lambda m, s, t: {"moments": (m, s), "most": t}, None),
+        (
+            lambda m, s, t: {"moments": [m, s], "largest": t},
+            "returned largest, moments, moments",
+        ),
+        (lambda m, s, t: (m, s, t), "which returns moments.mean, moments.spread, most"),
+    ],
+)
+def test_results_have_the_names_of_the_function(returned, message):
+    """The leaves of a dict are in the order of its keys, which may be another."""
+    rules = jaxrewrite.Rules()
+    rules.register(summary)(lambda v: returned(*jnp.float32([1, 2, 3])))
+    run = jaxrewrite.transform(summary, rules=rules)
+    if message is None:
+        assert run(V) == {"moments": (1, 2), "most": 3}
+        return
+    with pytest.raises(TypeError, match=message):
+        run(V)
 
 
 @pytest.mark.parametrize(

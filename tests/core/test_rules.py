@@ -641,6 +641,32 @@ def test_dimension_names_are_shared_by_the_operands(rules):
         run(jnp.ones((2, 3)), A(jnp.ones((3, 4))))
 
 
+@pytest.mark.parametrize(
+    "annotation, held, refused",
+    [
+        (Float[ArrayLike, ""], [2.5], [2, X[0], jnp.int32(2)]),
+        (Int[ArrayLike, ""], [2, jnp.int32(3)], [2.5, X[0], jnp.arange(2)]),
+        (Shaped[ArrayLike, ""], [2, 2.5, True], [X[0]]),
+        (Float[Array, "2"] | int, [2, X[0]], [2.5, X]),
+        (A | Float[ArrayLike, ""], [2.5, A(X)], [X]),
+        (Array | float, [2, X], []),
+    ],
+)
+def test_scalars_in_a_union_have_no_axes(rules, annotation, held, refused):
+    """Scalar types beside arrays of a shape and dtype let no others in."""
+
+    def rule(v, y):
+        return answer(1)
+
+    beside = jax.jit(lambda v, y: v + jnp.sum(y).astype(v.dtype))
+    rules.register(beside, types=(A, annotation))(rule)
+    for y in held:
+        assert applied(rules, beside, A(X), y) == 1
+    for y in refused:
+        with pytest.raises(jaxrewrite.MaterialisationError):
+            applied(rules, beside, A(X), y)
+
+
 def _after_a_value(x: A, *xs: Float[ArrayLike, "n m"], dimension):
     return answer(1, (2 * (1 + len(xs)), 2))
 
