@@ -26,6 +26,7 @@ from .._compat import same_array_type, short
 from .._core.avals import aval_of, same_treedef
 from .._placement.leafwise import specs_of_leaves
 from ._axes import check_axes
+from ._matrix import check_matrix
 from ._oracle import difference, neighbour, stacked_leaves
 from ._tangents import check_tangents
 from ._variants import aval_of_array, in_dtype, static_fields
@@ -276,6 +277,7 @@ CHECKS: dict[str, Callable[[Any], str | None]] = {
     "stack": _stack,
     "batch": _batch,
     "tangents": check_tangents,
+    "matrix": check_matrix,
 }
 
 # Without these, each program would fail for the same reason.

@@ -54,6 +54,8 @@ def check_value(
     - ``"tangents"``: tangents of the leaves make that of the array by ``tangent`` as by the derivative
       of ``materialise``, and ``lift_tangent`` gives those of which the same tangent is made: of any,
       or of those that leaves can make, as ``tangent_space`` says.
+    - ``"matrix"``: what the methods say that a class of yours defines for a `values.Matrix`, such as
+      ``known_svd``, ``scaled_rows`` or ``is_triangular``, is so for this matrix, and for a stack.
     - a name for each program: a primitive that acts entry by entry, moves entries, reduces,
       sorts, slices, joins or multiplies, with the operands that it needs; a branch or a loop
       with the value; or a function with a rule of derivatives. Each is compared with dense

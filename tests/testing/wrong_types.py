@@ -74,7 +74,7 @@ _METHODS = (
     "plus",
     "leaf_specs",
 )
-_METHODS += ("known_diagonal", "row_sums", "pick")
+_METHODS += ("known_diagonal", "row_sums", "pick", "is_triangular")
 
 X = numbers((3, 4))
 D = numbers((3,))
@@ -144,6 +144,38 @@ class SolveOfOne(Diagonal):
     def solve(self, x, axis):
         first = self.d.reshape(-1, self.d.shape[-1])[:1]
         return x / self.along(jnp.broadcast_to(first, self.d.shape), x.ndim, axis)
+
+
+# What is wrong for a diagonal matrix, and for a stack of them alone where that is said.
+WRONG_ANSWERS = {
+    "scaled_rows": lambda v, factors: type(v)(v.d + factors),
+    "known_inverse": lambda v: v,
+    "known_diagonal": lambda v: v.d[..., ::-1],
+    "row_sums": lambda v: 2 * v.d,
+    "known_determinant": lambda v: values.Determinant.of(v.d.reshape(-1)),  # of a stack
+    "known_eigenvalues": lambda v: v.d + 1,
+    "known_spectrum": lambda v: (-v.d, type(v)(jnp.ones_like(v.d))),
+    "known_eigh": lambda v, lower: (v.d[..., ::-1], jnp.eye(3)[:, ::-1]),  # not in order
+    "known_svd": lambda v: (jnp.eye(3), v.d, jnp.eye(3)),  # not in order
+    "known_reduced_svd": lambda v: (jnp.eye(3), 1 / v.d, jnp.eye(3)),
+    "known_singular_values": lambda v: v.d + 7,
+    "known_cholesky": lambda v: v,
+    "known_triangle": lambda v, lower, unit_diagonal: v,
+    "known_lower_part": lambda v, k: v,
+    "known_lu": lambda v: (jnp.ones(v.shape), None, jnp.arange(3)),
+    "known_exponential": lambda v: v,
+    "known_solution": lambda v, b: b,
+    "is_unitary": property(lambda v: True),
+}
+for _name, _answer in WRONG_ANSWERS.items():
+    _cls = type(f"Wrong_{_name}", (Diagonal,), {_name: _answer})
+    WRONG[f"{_name} of a matrix"] = Wrong(_cls(D), f"{_cls.__name__}.{_name}", "matrix")
+
+
+@a_method("is_triangular", "matrix", numbers((3, 3)))
+class SaidToBeTriangular(TransposedOfOne):
+    def is_triangular(self, lower):
+        return lower
 
 
 @a_method("row_sums, for a stack", "reduce_sum along axis 2 (a stack) jit", D)
