@@ -47,6 +47,13 @@ def _check_members(cls: type[Value]) -> None:
                 f"{cls.__name__}.{name} is a {kind}, but has to be a method, as Value.{name} is. "
                 "Give anything else another name."
             )
+    for name, member in vars(cls).items():
+        owner = isinstance(member, FunctionType) and _owner_of_property(cls, name)
+        if owner:
+            raise TypeError(
+                f"{cls.__name__}.{name} is a method, but has to be a property, as "
+                f"{owner.__name__}.{name} is: write @property above it."
+            )
     for name in filter(functools.partial(_is_field, cls), _OF_THE_CLASS):
         raise TypeError(
             f"{cls.__name__}.{name} is a field, but is to be one for all values of the class: "
@@ -69,6 +76,13 @@ def _kind_of_data(cls: type, name: str) -> str | None:
     if isinstance(vars(Value)[name], staticmethod):
         return None  # It is looked up in the class, where a field without a default is not.
     return "field" if _is_field(cls, name) else None
+
+
+def _owner_of_property(cls: type, name: str) -> type | None:
+    """The base that has a property of the name, if a class inherits one."""
+    owner = next((base for base in cls.__mro__[1:] if name in vars(base)), None)
+    member = vars(owner)[name] if owner else None
+    return owner if isinstance(member, (property, functools.cached_property)) else None
 
 
 def _is_field(cls: type, name: str) -> bool:

@@ -71,7 +71,8 @@ def check_value(
       ``complex64``, unless their annotations exclude that; one or no row and column; NaN and
       infinity; another content, with another array, of each static field that is a number, a
       tuple, an enumeration, or annotated as ``Literal``; and integer leaves, or the numbers, in another
-      order, unless they seem to depend on each other. The last three, and other numbers, also meet the value,
+      order, and leaves that are shorter where the array is not, unless they seem to depend on each
+      other. The last four, and other numbers, also meet the value,
       as in ``"add of two (other integers) jit"``. A value that cannot be made is left out, so
       let the constructor refuse what is none. ``skip=["(in complex64)"]`` leaves one out.
     - ``"export"``: an exported program runs in another process.

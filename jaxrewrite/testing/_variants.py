@@ -63,6 +63,7 @@ def _candidates(value: Any) -> Iterator[Variant]:
     for dtype in ("bfloat16", "complex64"):
         yield from _of_dtype(value, dtype)
     yield from _of_sizes(value)
+    yield from _of_other_leaves(value)
     yield from _not_finite(value)
 
 
@@ -217,6 +218,14 @@ def _of_sizes(value: Any) -> Iterator[Variant]:
             continue  # The last axis is cut together with it.
         for size, label in ((1, f"one {name}"), (0, f"no {name}s")):
             yield from _cut(value, value.shape[axis], size, label)
+
+
+def _of_other_leaves(value: Any) -> Iterator[Variant]:
+    """The same array type, of leaves with one entry less along an axis that the array has not."""
+    lengths = {n for x in tree_leaves(value) for n in jnp.shape(x)}.difference(value.shape)
+    for length in sorted(lengths):
+        for variant in _cut(value, length, max(length - 1, 1), "shorter leaves"):
+            yield variant._replace(may_be_none=True, pairs=True)
 
 
 def _cut(value: Any, length: int, size: int, label: str) -> Iterator[Variant]:

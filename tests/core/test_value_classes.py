@@ -251,6 +251,7 @@ WRONG_MEMBERS = {
     "materialise": (jaxrewrite.field(static=True), "Wrong.materialise is a field"),
     "sliceable": (True, "Wrong.sliceable is a bool, .* as Value.sliceable is"),
     "join": (functools.cached_property(lambda self: X), "is a cached_property"),
+    "shape": (lambda self: (3,), "a method, but has to be a property, as .*shape is"),
     "outer": ("5", "Wrong.outer has to be a number; it is '5'"),
     "materialise_policy": ("never", "materialise_policy has to be one of .*'never'"),
 }

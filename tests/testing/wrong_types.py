@@ -612,6 +612,26 @@ class DefaultTwice(Plain):
         return NotImplemented
 
 
+@a_method(
+    "join of other sizes",
+    "cond of two, first (shorter leaves) jit",
+    numbers((3, 2)),
+    numbers((2, 4)),
+)
+class Factors(ArrayValue):
+    a: jax.Array
+    b: jax.Array
+
+    def materialise(self):
+        return self.a @ self.b
+
+    def join(self, other):
+        if not isinstance(other, Factors):
+            return NotImplemented
+        rank = min(len(self.b), len(other.b))
+        return tuple(Factors(v.a[:, :rank], v.b[:rank]) for v in (self, other))
+
+
 @a_method("leaf_specs", "shards", X)
 class Reversed(Plain):
     def materialise(self):

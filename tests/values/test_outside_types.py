@@ -378,3 +378,40 @@ MULTIPLIED = {
 def test_parts_of_another_dtype_are_multiplied(name):
     got = jaxrewrite.transform(MULTIPLIED[name], materialise="allow")(PARTS)
     assert_same(got, MULTIPLIED[name](PARTS.materialise()), 1e-6)
+
+
+class OfANumber(Phases):
+    """It says a number where a determinant is asked for."""
+
+    def known_determinant(self):
+        return jnp.prod(jnp.exp(1j * self.angles))
+
+
+@pytest.mark.parametrize("fn", [jnp.linalg.det, lambda v: jnp.linalg.slogdet(v)[1]])
+def test_a_determinant_that_is_a_number_is_told_by_its_method(fn):
+    with pytest.raises(TypeError, match="OfANumber.known_determinant must return a Determ"):
+        jaxrewrite.transform(fn)(OfANumber(jnp.arange(3.0)))
+
+
+def test_what_the_entries_of_a_matrix_are_is_one_of_three():
+    with pytest.raises(TypeError, match="Wrong.entries has to be 'pattern', 'all' or None"):
+        type("Wrong", (values.Matrix,), {"entries": "patern"})
+
+
+class WithErrors(values.Annotated):
+    """It carries an array, which an annotated type does not."""
+
+    array: jax.Array
+    errors: jax.Array
+    axes = {"array": "...", "errors": "..."}
+
+
+@values.annotation_rule(WithErrors, "max")
+def _of_errors(*operands, primitive, **params):
+    arrays = [x.array if isinstance(x, WithErrors) else x for x in operands]
+    return WithErrors(jaxrewrite.bind(primitive, *arrays, **params), operands[0].errors)
+
+
+def test_an_annotated_type_with_two_arrays_is_told_of():
+    with pytest.raises(TypeError, match="WithErrors has 2 fields that are arrays"):
+        jaxrewrite.transform(jax.nn.relu)(WithErrors(jnp.ones(2), jnp.ones(2)))

@@ -75,7 +75,7 @@ def like(x: Any) -> Any:
 class Annotated(Carrying):
     """Base class of an array and what it carries, which is metadata: units, names, tags.
 
-    A subclass has a field ``array``, an array or another value, and static fields. It has an
+    A subclass has a field ``array``, an array or another value, and static fields alone. It has an
     ``outer`` above zero, and its rules come from `annotation_rule`. They see other values as
     values. Slices, stacks and shards of the array carry the same, and so does what a derivative
     rule returns for it. ``join`` says what two branches or turns of a loop carry together, if
@@ -133,7 +133,13 @@ class Annotated(Carrying):
 
     def _with_array(self, array: Any) -> Any:
         """Another array with what this one carries."""
-        _, treedef = fields_of(self)
+        arrays, treedef = fields_of(self)
+        if len(arrays) != 1:
+            raise TypeError(
+                f"{type(self).__name__} has {len(arrays)} fields that are arrays. What an Annotated "
+                "type carries beside its array are static fields; a type that carries arrays is "
+                "an ArrayValue with rules by annotation_rule."
+            )
         return jax.tree.unflatten(treedef, [array])
 
 

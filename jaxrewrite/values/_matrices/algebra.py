@@ -178,7 +178,7 @@ class LinearAlgebra:
 
         A pair of arrays of shape (\*batch), as `jax.numpy.linalg.slogdet` gives them.
         """
-        known = self.known_determinant()
+        known = determinant_of(self)
         if known is not NotImplemented:
             return known.slogdet()
         return tuple(jaxrewrite.transform(jnp.linalg.slogdet)(self))
@@ -186,7 +186,7 @@ class LinearAlgebra:
     @with_standard_promotion
     def determinant(self) -> Any:
         r"""The determinants, of shape (\*batch)."""
-        known = self.known_determinant()
+        known = determinant_of(self)
         if known is not NotImplemented:
             return known.number()
         return jaxrewrite.transform(jnp.linalg.det)(self)
@@ -300,6 +300,17 @@ def known_of(x: Any, hook: str, *args: Any) -> Any:
 def known_or(x: Any, hook: str, fn: Callable[[Any], Any], *args: Any) -> Any:
     """The answer of the method ``hook`` of a part, else that of ``fn`` on the dense array."""
     return _or_dense(x, known_of(x, hook, *args), fn)
+
+
+def determinant_of(x: LinearAlgebra) -> Determinant | Any:
+    """What a type knows of determinants, or NotImplemented."""
+    known = x.known_determinant()
+    if known is NotImplemented or isinstance(known, Determinant):
+        return known
+    raise TypeError(
+        f"{type(x).__name__}.known_determinant must return a Determinant, as Determinant.of makes "
+        f"it; it returned a {type(known).__name__}."
+    )
 
 
 def diagonal_of(x: Any) -> Any:

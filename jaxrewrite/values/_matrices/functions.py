@@ -23,7 +23,7 @@ from jaxrewrite import register
 from .._base.recognised import find, fingerprint_within, only_call
 from .._base.structured import inexact, number_of
 from . import norms
-from .algebra import LinearAlgebra, known_of
+from .algebra import LinearAlgebra, determinant_of, known_of
 from .cholesky import CholeskyFactor
 from .low_rank import LowRank
 from .matrix import Matrix, adjoint, swapped
@@ -93,13 +93,13 @@ def _with_tolerance(aval: Any, tolerance: Any, trace_context: Any) -> dict[Any, 
 
 @_knows(jnp.linalg.det)
 def _(v: _Known) -> Any:
-    known = v.known_determinant()
+    known = determinant_of(v)
     return known if known is NotImplemented else [known.number()]
 
 
 @_knows(jnp.linalg.slogdet)
 def _(v: _Known) -> Any:
-    known = v.known_determinant()
+    known = determinant_of(v)
     return known if known is NotImplemented else [*known.slogdet()]
 
 

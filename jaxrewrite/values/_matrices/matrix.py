@@ -113,6 +113,10 @@ class Matrix(LinearAlgebra, Structured):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if cls.entries not in ("pattern", "all", None):
+            raise TypeError(
+                f"{cls.__name__}.entries has to be 'pattern', 'all' or None; it is {cls.entries!r}."
+            )
         if "transposed" in vars(cls):  # Whoever asks for the transpose gets one.
             cls.transposed = _or_lazy(cls.transposed)  # type: ignore[method-assign]
 
