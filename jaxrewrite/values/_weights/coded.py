@@ -467,7 +467,9 @@ def _(v: Coded, *, new_dtype, **params) -> Any:
 
 @jaxrewrite.register("conv_general_dilated")
 def convolved(x: ArrayLike, v: Coded, **params) -> Any:
-    def convolve(x: Any, v: Coded) -> Any:
+    """With the dense kernel, which the backward pass makes again."""
+
+    def convolve(x: Any, v: Any) -> Any:
         return lax.conv_general_dilated_p.bind(x, v.materialise(), **params)
 
     return _compat.call_after(convolve, x, v)
