@@ -28,7 +28,7 @@ from jaxrewrite._staging.at_once import at_once
 
 from .._base.contract import is_or_none
 from .._base.sizes import is_at_most
-from .._base.structured import Structured
+from .._base.structured import Structured, fields_of
 
 
 class Multiplied(Structured):
@@ -159,9 +159,12 @@ class Coded(Multiplied):
         return bool(jnp.finfo(dtype).bits > 8)
 
     def aval(self) -> Any:
-        codes = jax.tree.leaves(self)[0]
-        dtype = jax.eval_shape(type(self).scale_of_blocks, self).dtype
-        return jax.core.ShapedArray(jnp.shape(codes), dtype)
+        (codes, *_), _ = fields_of(self)
+        scale_of = type(self).scale_of_blocks
+        # A field is there without tracing anything.
+        is_field = scale_of is Coded.scale_of_blocks
+        scale = _scale_of(self) if is_field else jax.eval_shape(scale_of, self)
+        return jax.core.ShapedArray(jnp.shape(codes), jnp.result_type(scale))
 
     def materialise(self) -> jax.Array:
         return at_once(_dense, self) if _compat.nothing_is_traced() else _dense_call(self)

@@ -278,9 +278,6 @@ class Quantised(Coded):
     def sees_operands(self) -> bool:
         return self.activations is not None
 
-    def aval(self) -> Any:
-        return jax.ShapeDtypeStruct(self.q.shape, self.scale.dtype)
-
     def _summary(self) -> str:
         text = super()._summary()
         if self.activations is None:
