@@ -219,6 +219,11 @@ def checked_weight(cls: str, w: Any) -> Any:
     return jnp.asarray(w)
 
 
+def is_floating(leaf: Any) -> bool:
+    """Whether a leaf of a pytree is an array, or a value, of real floating numbers."""
+    return hasattr(leaf, "dtype") and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
 @jax.jit
 def _is_finite(x: Any) -> Any:
     return jnp.isfinite(x).all()
