@@ -17,6 +17,8 @@ from jaxrewrite import Value
 from jaxrewrite.values import Dora, Lora, Rescaled
 
 from ._ia3 import (
+    ADAPTED,
+    bare,
     bias_beside,
     check_biases,
     is_bias,
@@ -127,7 +129,7 @@ def save_adapter(
     check_biases(weights)
     adapters: dict[str, Any] = {}
     for path, weight in weights.items():
-        is_adapted = isinstance(weight, (Lora, Dora, Rescaled))
+        is_adapted = isinstance(weight, ADAPTED)
         if not is_adapted or (isinstance(weight, Rescaled) and is_bias(path)):
             continue
         modules = _modules(_SAVE, names, path)
@@ -252,7 +254,7 @@ def load_adapter(
     places = {path: i for i, path, _ in weights}
     paths = list(places)
     for i, _, weight in weights:
-        leaves[i] = weight.w if isinstance(weight, (Lora, Dora, Rescaled)) else weight
+        leaves[i] = bare(weight)
     for i, path, weight in weights:
         modules = _modules(_LOAD, names, path)
         listed = _listed(modules)
@@ -496,7 +498,7 @@ def _axes(
     """
     if isinstance(weight, (Lora, Dora)):
         batch_of_weight = weight.shape[: weight.ndim - len(weight.rows) - len(weight.cols)]
-        base, rows, cols, frozen = weight.w, weight.rows, weight.cols, weight.frozen
+        rows, cols, frozen = weight.rows, weight.cols, weight.frozen
     elif not jnp.issubdtype(weight.dtype, jnp.floating):
         raise ValueError(
             f"{_LOAD}: {path} has dtype {weight.dtype}, and only floating weights have adapters."
@@ -504,7 +506,7 @@ def _axes(
     else:
         window = like.a.ndim - 2
         batch_of_weight = tuple(weight.shape[: -2 - window])
-        base, rows, cols, frozen = weight, (-2,), (-1,), True
+        rows, cols, frozen = (-2,), (-1,), True
         if window:
             first = -2 - window
             inputs = range(first, -1) if in_first else range(first + 1, 0)
@@ -520,4 +522,4 @@ def _axes(
     has_inputs = like.magnitude is not None or like.numbers is not None
     if has_inputs and (rows[0] % ndim < cols[0] % ndim) != in_first:
         rows, cols = cols, rows
-    return base, rows, cols, frozen
+    return bare(weight), rows, cols, frozen

@@ -23,6 +23,7 @@ from ._hf_methods import (
     check_order,
     fields,
     in_order,
+    is_block,
     of_floats,
     quantised,
     words_for,
@@ -148,13 +149,7 @@ def _check_floats(config: Mapping[str, Any], parts: Parts) -> _Floats:
 def _block_sizes(config: Mapping[str, Any], tensor: Stored) -> list[tuple[int, ...]]:
     """The sizes of blocks that the configuration names, of which the last ones may be smaller."""
     found = [scheme.get("block_structure") for scheme in _schemes(config, tensor)]
-    return [
-        tuple(block)
-        for block in found
-        if isinstance(block, list)
-        and len(block) == 2
-        and all(type(b) is int and b > 0 for b in block)
-    ]
+    return [tuple(block) for block in found if is_block(block)]
 
 
 def _floats(about: _Floats, parts: Arrays, dtype: Any) -> Any:

@@ -6,7 +6,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -142,18 +142,25 @@ def in_order(codes: np.ndarray, index: np.ndarray | None, make: Callable[..., An
     return Product((in_order, Permutation(jnp.asarray(order, jnp.int32), in_order.dtype)))
 
 
+def _check_groups(parts: Parts, length: int, width: int, bits: int) -> int:
+    """How many groups of inputs have scales and zeros, for so many inputs and outputs."""
+    scales = parts[".scales"]
+    scales.check(FLOATS, (None, width))
+    groups = scales.shape[0]
+    parts[".qzeros"].check("int32", (groups, words_for(width, bits)))
+    if not length or not groups or length % groups:
+        scales.refuse(f"of shape {scales.shape}, which has no groups of {length} inputs.")
+    return groups
+
+
 def _check_gptq(config: Mapping[str, Any], parts: Parts) -> _Groups:
-    q, zeros, scales = (parts[key] for key in (".qweight", ".qzeros", ".scales"))
+    q = parts[".qweight"]
     bits = _bits(config, q, (2, 3, 4, 8))
     q.check("int32", (None, None))
     length, width = q.shape[0] * 32 // bits, q.shape[1]
     if length * bits != q.shape[0] * 32:
         q.refuse(f"of shape {q.shape}, which ends within an integer of {bits} bits.")
-    scales.check(FLOATS, (None, width))
-    groups = scales.shape[0]
-    zeros.check("int32", (groups, words_for(width, bits)))
-    if not length or not groups or length % groups:
-        scales.refuse(f"of shape {scales.shape}, which has no groups of {length} inputs.")
+    groups = _check_groups(parts, length, width, bits)
     if ".g_idx" in parts:
         check_order(parts[".g_idx"], length, groups)
     is_second = config.get("checkpoint_format") == "gptq_v2"
@@ -175,17 +182,13 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def _check_awq(config: Mapping[str, Any], parts: Parts) -> _Groups:
-    q, zeros, scales = (parts[key] for key in (".qweight", ".qzeros", ".scales"))
+    q = parts[".qweight"]
     bits = _bits(config, q, (4,))
     if str(config.get("version", "gemm")).lower() != "gemm":
         q.refuse(f"of the version {config['version']!r} of AWQ. Known is gemm.")
     q.check("int32", (None, None))
     length, words = q.shape
-    scales.check(FLOATS, (None, 8 * words))
-    groups = scales.shape[0]
-    zeros.check("int32", (groups, words))
-    if not length or not groups or length % groups:
-        scales.refuse(f"of shape {scales.shape}, which has no groups of {length} inputs.")
+    _check_groups(parts, length, 8 * words, bits)
     return _Groups(bits)
 
 
@@ -336,12 +339,18 @@ def _int8(about: None, parts: Arrays, dtype: Any) -> Quantised:
 def _check_fp8(config: Mapping[str, Any], parts: Parts) -> tuple[int, int]:
     weight, scale = parts[".weight"], parts[".weight_scale_inv"]
     block: Any = config.get("weight_block_size") or ()
-    if len(block) != 2 or not all(type(b) is int and b > 0 for b in block):
+    if not is_block(block):
         weight.refuse(f"with weight_block_size={block!r} in the quantization_config.")
     weight.check("float8_e4m3fn", (None, None))
     grid = [-(-n // b) for n, b in zip(weight.shape, block, strict=True)]
     scale.check(FLOATS, grid)
     return block[0], block[1]
+
+
+def is_block(found: Any) -> TypeGuard[list[int]]:
+    """Whether a configuration says with this the sizes of blocks of a matrix."""
+    is_pair = isinstance(found, list) and len(found) == 2
+    return is_pair and all(type(b) is int and b > 0 for b in found)
 
 
 def _fp8(block: tuple[int, int], parts: Arrays, dtype: Any) -> Float8:

@@ -14,10 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrewrite.values import Rescaled
+from jaxrewrite.values import Dora, Lora, Rescaled
 
 from ._peft_vectors import Scaling
 
+
+# The types of weights with an adapter.
+ADAPTED = (Lora, Dora, Rescaled)
 
 # The last part of the path of a bias.
 BIAS = "bias"
@@ -138,10 +141,10 @@ def rescaled(
 
 def rescaled_bias(bias: Any, scalings: Sequence[Scaling]) -> Rescaled:
     """A bias of any axes, or a stack of biases, with the numbers of the outputs."""
-    bias = bare(bias)
     numbers = np.stack([scaling.numbers for scaling in scalings])
-    return Rescaled(bias, jnp.asarray(numbers.reshape(bias.shape), bias.dtype))
+    return Rescaled(bare(bias), jnp.asarray(numbers.reshape(bias.shape), bias.dtype))
 
 
 def bare(weight: Any) -> Any:
-    return weight.w if isinstance(weight, Rescaled) else weight
+    """A weight without the adapter that it has, of any kind."""
+    return weight.w if isinstance(weight, ADAPTED) else weight

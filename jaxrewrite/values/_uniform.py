@@ -19,7 +19,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, transform
 from jaxrewrite.extend import Zeros
 
-from ._base.contract import labels, sides
+from ._base.contract import labels, sides, transpose
 from ._base.gathers import fills
 from ._base.structured import (
     Structured,
@@ -467,7 +467,7 @@ def _(
     _, v, x, vs, xs, out = sides(Constant, left, right, dimension_numbers)
     dtype = params["preferred_element_type"] or jnp.result_type(v.dtype, x.dtype)
     axes = tuple(i for i, label in enumerate(xs) if label not in out)
-    kept = [label for label in xs if label in out]
+    kept = tuple(label for label in out if label in xs)
     sizes = dict(zip((*vs, *xs), (*v.shape, *x.shape), strict=True))
     shape = tuple(sizes[label] for label in out)
 
@@ -476,13 +476,8 @@ def _(
 
     def spread(x: Any, number: Any) -> Any:
         summed = total(x.astype(dtype), axes) * number.astype(dtype)
-        return lax.broadcast_in_dim(
-            lax.transpose(
-                summed, sorted(range(len(kept)), key=lambda i: out.index(kept[i]))
-            ),
-            shape,
-            sorted(out.index(label) for label in kept),
-        )
+        moved = transpose(summed, tuple(label for label in xs if label in out), kept)
+        return lax.broadcast_in_dim(moved, shape, [out.index(label) for label in kept])
 
     return transform(spread)(x, v.number())
 

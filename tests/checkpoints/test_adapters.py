@@ -548,6 +548,20 @@ def test_multipliers_come_back(tmp_path, of_inputs):
     np.testing.assert_array_equal(got["first"]["kernel"].scale, p["first"]["kernel"].scale)
 
 
+@pytest.mark.parametrize("old", ["Lora", "Dora", "Rescaled"])
+@pytest.mark.parametrize("new", ["Lora", "Dora", "Rescaled"])
+def test_an_adapter_takes_the_place_of_one_of_another_kind(tmp_path, old, new):
+    w = jnp.asarray(numbers(6, 4))
+    lora = Lora(w, jnp.asarray(numbers(6, 2)), jnp.asarray(numbers(2, 4)))
+    rescaled = Rescaled(w, jnp.asarray(numbers(1, 4)))
+    weights = {"Lora": lora, "Dora": Dora.of(lora), "Rescaled": rescaled}
+    save_adapter(tmp_path, {"first": {"kernel": weights[new]}})
+    got = load_adapter(tmp_path, {"first": {"kernel": weights[old]}})["first"]["kernel"]
+    assert type(got).__name__ == new
+    assert got.w is w
+    same(got, weights[new])
+
+
 def test_stacked_multipliers_of_weights_with_outputs_first(tmp_path):
     w = jnp.asarray(numbers(2, 5, 3))
     p = {"w": Rescaled(w, jnp.asarray(numbers(2, 5, 1)))}

@@ -358,6 +358,11 @@ def other(key, change):
     return lambda tensors: tensors | {key: change(tensors[key])}
 
 
+FLOATS_IN_BLOCKS = {
+    "w.weight": np.ones((2, 2), ml_dtypes.float8_e4m3fn),
+    "w.weight_scale_inv": np.ones((1, 1), "float32"),
+}
+
 WRONG = {
     "a part is missing": (
         GPTQ,
@@ -468,11 +473,13 @@ WRONG = {
     ),
     "block size": (
         {"quant_method": "fp8"},
-        lambda _: {
-            "w.weight": np.ones((2, 2), ml_dtypes.float8_e4m3fn),
-            "w.weight_scale_inv": np.ones((1, 1), "float32"),
-        },
-        "w.weight with weight_block_size=",
+        lambda _: FLOATS_IN_BLOCKS,
+        r"w.weight with weight_block_size=\(\)",
+    ),
+    "block size of one axis": (
+        {"quant_method": "fp8", "weight_block_size": 128},
+        lambda _: FLOATS_IN_BLOCKS,
+        "w.weight with weight_block_size=128",
     ),
 }
 

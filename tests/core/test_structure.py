@@ -230,7 +230,6 @@ PRIVATE = {
     ("coded", "jaxrewrite._compat"),
     ("coded", "jaxrewrite._staging"),
     ("concatenated", "jaxrewrite._axes"),
-    ("concatenated", "jaxrewrite._compat"),
     ("gathers", "jaxrewrite._axes"),
     ("gguf_blocks", "jaxrewrite._compat"),
     ("masked", "jaxrewrite._compat"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from jaxrewrite._axes.sizes import (
     are_known as are_known,
     common_divisor as common_divisor,
-    common_multiple as common_multiple,
     is_at_most as is_at_most,
     is_divisor as is_divisor,
     is_less as is_less,

@@ -180,21 +180,22 @@ def views_of(v: Coded, x: Any, terms: Terms, axis: int) -> tuple[Any, list[View]
     label = terms.v[axis]
     axes = [axis if leaf.shape[axis] > 1 else None for leaf in shared]
     axes.append(terms.x.index(label) if label in terms.x else None)
-    last = v.ndim - 1
     if not is_in_bytes(v, axis):
         return codes, [View(lambda codes: codes, [*shared, x], axes)]
-    views = []
-    for i in range(2):
-        halves = [
-            leaf[..., i::2] if leaf.shape[last] == v.shape[last] else leaf
-            for leaf in shared
-        ]
-        if terms.v[-1] in terms.x:
-            halves.append(lax.slice_in_dim(x, i, None, 2, terms.x.index(terms.v[-1])))
-        else:
-            halves.append(x)
-        views.append(View(functools.partial(nibble, i), halves, axes))
-    return bytes_of(codes), views
+    halves = halves_of(shared, x, v, terms, v.ndim - 1)
+    return bytes_of(codes), [half._replace(axes=axes) for half in halves]
+
+
+def halves_of(
+    shared: Sequence[Any], x: Any, v: Coded, terms: Terms, axis: int
+) -> list[View]:
+    """The products with even and with odd indices along an axis, two of which are in a byte."""
+    label, leaves = terms.v[axis], [*shared, x]
+    along = [axis if leaf.shape[axis] == v.shape[axis] else None for leaf in shared]
+    along.append(terms.x.index(label) if label in terms.x else None)
+    half = lambda x, axis, i: x if axis is None else lax.slice_in_dim(x, i, None, 2, axis)
+    halves = [[half(*pair, i) for pair in zip(leaves, along, strict=True)] for i in (0, 1)]
+    return [View(functools.partial(nibble, i), own, []) for i, own in enumerate(halves)]
 
 
 def is_in_bytes(v: Coded, axis: int) -> bool:
@@ -203,10 +204,15 @@ def is_in_bytes(v: Coded, axis: int) -> bool:
     If two such columns may belong to two blocks, what blocks share would be repeated for all
     entries.
     """
-    length = v.shape[-1]
-    runs = [length // grid[-1] for grid in grids(v)]
-    is_apart = any(run > 1 and run % 2 for run in runs)
-    return is_nibbles(v) and axis != v.ndim - 1 and length % 2 == 0 and not is_apart
+    last = v.ndim - 1
+    is_whole = v.shape[last] % 2 == 0 and are_pairs_in_blocks(v, last)
+    return is_nibbles(v) and axis != last and is_whole
+
+
+def are_pairs_in_blocks(v: Coded, axis: int) -> bool:
+    """Whether the two entries of each pair along an axis are in one block, or in one each."""
+    runs = [v.shape[axis] // grid[axis] for grid in grids(v)]
+    return not any(run > 1 and run % 2 for run in runs)
 
 
 def is_nibbles(v: Coded) -> bool:

@@ -28,7 +28,7 @@ from jaxrewrite._staging.at_once import at_once
 
 from .._base.contract import is_or_none
 from .._base.sizes import is_at_most
-from .._base.structured import Structured
+from .._base.structured import Structured, fields_of
 
 
 class Multiplied(Structured):
@@ -159,9 +159,12 @@ class Coded(Multiplied):
         return bool(jnp.finfo(dtype).bits > 8)
 
     def aval(self) -> Any:
-        codes = jax.tree.leaves(self)[0]
-        dtype = jax.eval_shape(type(self).scale_of_blocks, self).dtype
-        return jax.core.ShapedArray(jnp.shape(codes), dtype)
+        (codes, *_), _ = fields_of(self)
+        scale_of = type(self).scale_of_blocks
+        # A field is there without tracing anything.
+        is_field = scale_of is Coded.scale_of_blocks
+        scale = _scale_of(self) if is_field else jax.eval_shape(scale_of, self)
+        return jax.core.ShapedArray(jnp.shape(codes), jnp.result_type(scale))
 
     def materialise(self) -> jax.Array:
         return at_once(_dense, self) if _compat.nothing_is_traced() else _dense_call(self)
@@ -214,6 +217,11 @@ def checked_weight(cls: str, w: Any) -> Any:
         if not is_finite:
             raise ValueError(f"{cls}: `w` has entries that are infinite or NaN.")
     return jnp.asarray(w)
+
+
+def is_floating(leaf: Any) -> bool:
+    """Whether a leaf of a pytree is an array, or a value, of real floating numbers."""
+    return hasattr(leaf, "dtype") and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
 @jax.jit
@@ -467,7 +475,9 @@ def _(v: Coded, *, new_dtype, **params) -> Any:
 
 @jaxrewrite.register("conv_general_dilated")
 def convolved(x: ArrayLike, v: Coded, **params) -> Any:
-    def convolve(x: Any, v: Coded) -> Any:
+    """With the dense kernel, which the backward pass makes again."""
+
+    def convolve(x: Any, v: Any) -> Any:
         return lax.conv_general_dilated_p.bind(x, v.materialise(), **params)
 
     return _compat.call_after(convolve, x, v)

@@ -13,12 +13,12 @@ from jax import lax
 from jaxtyping import ArrayLike
 
 import jaxrewrite
-from jaxrewrite import _compat
 from jaxrewrite._axes.blocks import groups
 
 from .._base.contract import sides
 from .._base.gathers import fills
 from .._base.structured import Structured, fields_of, is_value, promoted
+from .coded import convolved
 
 
 class Concatenated(Structured):
@@ -409,8 +409,4 @@ def _(x: Concatenated, y: ArrayLike, *, primitive, dimension_numbers, **params) 
     return lax.concatenate(products, seen.out.index(label))
 
 
-@jaxrewrite.register("conv_general_dilated")
-def _(x: ArrayLike, v: Concatenated, *, primitive, **params) -> Any:
-    """With the dense kernel, which the backward pass makes again."""
-    convolve = lambda x, v: primitive.bind(x, v.materialise(), **params)
-    return _compat.call_after(convolve, x, v)
+jaxrewrite.register("conv_general_dilated", types=(ArrayLike, Concatenated))(convolved)

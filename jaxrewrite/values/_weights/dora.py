@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, ArrayLike
+from jaxtyping import Array
 
 import jaxrewrite
 from jaxrewrite import primitives
@@ -25,7 +25,8 @@ from .rescaled import Rescaled
 _AS_RESCALED = {
     *primitives.SHAPE,
     *primitives.INDEXING,
-    *("mul", "div", "neg", "convert_element_type", "dot_general", "conv_general_dilated"),
+    *("mul", "div", "neg", "convert_element_type"),
+    *("dot_general", "conv_general_dilated", "ragged_dot_general"),
 }
 
 
@@ -159,11 +160,6 @@ class Dora(Adapted):
             return NotImplemented  # The length of a column is that of the whole column.
         own: Any = jax.sharding.PartitionSpec(*whole)
         return dataclasses.replace(self, w=specs.w, a=specs.a, b=specs.b, magnitude=own)
-
-
-@jaxrewrite.register("ragged_dot_general")
-def _(x: ArrayLike, v: Dora, sizes: ArrayLike, *, primitive, **params) -> Any:
-    return jaxrewrite.bind(primitive, x, _rescaled(v), sizes, **params)
 
 
 def _shape_of_lengths(v: Lora) -> tuple[int, ...]:

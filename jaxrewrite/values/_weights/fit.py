@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_unflatten
 
-import jaxrewrite
-
 from .._base.chosen import chosen_leaves, leaves_by_path
 from .._base.progress import Progress, shown
+from .._base.structured import is_value
 from .._matrices.monomial import Diagonal
 from .._matrices.product import Product
-from .coded import sizes_along
+from .coded import is_floating, sizes_along
 from .concatenated import Concatenated, in_whole_blocks
 from .fitted import METHODS, Fitted, Options
 from .gathered import Gatherer, Met, Watched
@@ -157,7 +156,8 @@ def fitted_to(
     """The values with chosen weights quantised, each after those that the program meets before."""
     check_bits("calibrate", bits)
     paths, leaves, treedef = leaves_by_path(values)
-    positions = chosen_leaves("calibrate", where, paths, leaves, _is_floating)
+    may_choose = lambda leaf: not is_value(leaf) and is_floating(leaf)
+    positions = chosen_leaves("calibrate", where, paths, leaves, may_choose)
     order: list[Met] = []
     weights = {i: Weight(paths[i], leaves[i], order) for i in positions}
     data = list(batches)
@@ -190,11 +190,6 @@ def fitted_to(
     for i, weight in weights.items():
         leaves[i] = weight.quantised(bits, sizes[i], activations)
     return tree_unflatten(treedef, leaves)
-
-
-def _is_floating(leaf: Any) -> bool:
-    dtype = None if isinstance(leaf, jaxrewrite.Value) else getattr(leaf, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
 
 
 def _rounds(

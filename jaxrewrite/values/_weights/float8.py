@@ -151,9 +151,6 @@ class Float8(Coded):
         v = _quantised(w, jnp.dtype(dtype), sizes)
         return cls(v.codes, v.scale, v.format)
 
-    def aval(self) -> Any:
-        return jax.ShapeDtypeStruct(self.codes.shape, self.scale.dtype)
-
     def levels(self) -> jax.Array:
         return numbers_of_bits(self.codes, self.format, self.scale.dtype)
 

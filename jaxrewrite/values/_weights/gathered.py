@@ -21,6 +21,7 @@ from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 
+from .._base.contract import sides
 from .._base.structured import Structured, on_dense
 
 
@@ -184,9 +185,8 @@ class Watched(Structured):
 
 @jaxrewrite.register("dot_general", exchange="types")
 def _(x: Watched, y: ArrayLike, *, primitive, **params) -> Any:
-    side = 0 if isinstance(x, Watched) else 1
-    pair: Any = (x, y) if side == 0 else (y, x)
-    v, other = pair[0], jnp.asarray(pair[1])
+    seen = sides(Watched, x, y, params["dimension_numbers"])
+    side, v, other = seen.position, seen.v, jnp.asarray(seen.other)
     product = primitive.bind(*jaxrewrite.materialise((x, y)), **params)
     summed, batch = (axes[side] for axes in params["dimension_numbers"])
     of_other = [axes[1 - side] for axes in params["dimension_numbers"]]

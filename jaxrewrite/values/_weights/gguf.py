@@ -140,9 +140,6 @@ class GGUF(Coded):
         codes: Any = GGUFBlocks(blocks, format=format)
         return cls(codes, jnp.ones((1,) * len(shape), dtype))
 
-    def aval(self) -> Any:
-        return jax.ShapeDtypeStruct(self.codes.shape, self.scale.dtype)
-
     def levels(self) -> jax.Array:
         # The product decodes them. A cast to their own dtype would be none.
         return (1 * self.codes).astype(self.scale.dtype)

@@ -14,7 +14,7 @@ import jaxrewrite
 
 from .._base.random_keys import check_key
 from .._base.structured import Structured, promoted
-from .coded import blockwise, of_blocks, relative, sizes_along, with_nan
+from .coded import blockwise, is_floating, of_blocks, relative, sizes_along, with_nan
 
 
 # The largest code and the power of it that a number is, in blocks with signs and in those without.
@@ -140,7 +140,7 @@ def quantised_moments(
 
     def init(params: Any) -> QuantisedState:
         def moment(x: Any) -> Any:
-            is_quantised = _is_floating(x) and x.size >= max(least, 1)
+            is_quantised = is_floating(x) and x.size >= max(least, 1)
             return _moment(x, block) if is_quantised else x
 
         return QuantisedState(jax.tree.map(moment, optimiser.init(params)), key)
@@ -171,10 +171,6 @@ def _is_moment(x: Any) -> bool:
 
 def _dense(x: Any) -> Any:
     return x.materialise() if _is_moment(x) else x
-
-
-def _is_floating(x: Any) -> bool:
-    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def _sizes(shape: Sequence[int], block: int) -> tuple[int, ...]:

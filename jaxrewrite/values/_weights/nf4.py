@@ -31,7 +31,7 @@ from .coded import (
     spread,
     with_nan,
 )
-from .packed import packed
+from .packed import packed, packed_as
 from .processor import gathers_faster
 
 
@@ -189,7 +189,7 @@ class NF4(Coded):
             raise ValueError(f"NF4: `codes` must be of integers; got {codes.dtype}.")
         ones = (1,) * jnp.ndim(codes)
         whole, mean = jnp.ones(ones, jnp.int8), jnp.zeros(ones, magnitude.dtype)
-        return cls(_packed(codes), whole, magnitude, mean)
+        return cls(packed_as(codes, jnp.uint4, 4), whole, magnitude, mean)
 
     def aval(self) -> Any:
         return jax.ShapeDtypeStruct(self.codes.shape, self.scale_scale.dtype)
@@ -227,11 +227,6 @@ class NF4(Coded):
         return dataclasses.replace(
             self, scale_scale=change(self.scale_scale), scale_mean=change(self.scale_mean)
         )
-
-
-@jax.jit
-def _packed(codes: Any) -> Any:
-    return packed(codes.astype(jnp.uint4), bits=4)
 
 
 # Compiled as a whole: one operation after the other takes eight times as long, and more memory.

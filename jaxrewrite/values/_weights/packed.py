@@ -431,6 +431,12 @@ def packed(x: Any, bits: int) -> Any:
     return cls.pack(x, bits, axis)
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def packed_as(x: Any, dtype: Any, bits: int) -> Any:
+    """The same for integers of any dtype, which fit this one."""
+    return packed(x.astype(dtype), bits)
+
+
 @jax.jit
 def most_of(codes: Any) -> Any:
     """The largest of the integers that codes may be, as an array, also in a rule."""

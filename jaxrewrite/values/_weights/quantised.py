@@ -28,7 +28,7 @@ from .coded import (
     spread,
     with_nan,
 )
-from .packed import Packed, most_of, packed
+from .packed import Packed, most_of, packed, packed_as
 
 
 # The dtypes of the integers, by their bits. Those of other widths are int8: XLA ends the process
@@ -267,7 +267,7 @@ class Quantised(Coded):
         check_bits("Quantised", bits)
         if not jnp.issubdtype(q.dtype, jnp.integer):
             raise ValueError(f"Quantised: `q` must be of integers; got {q.dtype}.")
-        return cls(_packed(q, bits), scale, zero)
+        return cls(packed_as(q, DTYPES.get(bits, jnp.int8), bits), scale, zero)
 
     @property
     def bits(self) -> int:
@@ -277,9 +277,6 @@ class Quantised(Coded):
     @property
     def sees_operands(self) -> bool:
         return self.activations is not None
-
-    def aval(self) -> Any:
-        return jax.ShapeDtypeStruct(self.q.shape, self.scale.dtype)
 
     def _summary(self) -> str:
         text = super()._summary()
@@ -352,11 +349,6 @@ def check_bits(cls: str, bits: int) -> None:
     """Raise `ValueError` unless integers may have so many bits."""
     if bits not in range(2, 9):
         raise ValueError(f"{cls}: `bits` must be 2 to 8; got {bits}.")
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _packed(q: Any, bits: int) -> Any:
-    return packed(q.astype(DTYPES.get(bits, jnp.int8)), bits)
 
 
 # Compiled as a whole: one operation after the other takes 6 to 11 times as long, and more memory.

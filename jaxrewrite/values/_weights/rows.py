@@ -27,9 +27,9 @@ import jaxrewrite
 
 from .._base.contract import along_result
 from .._base.structured import fields_of, is_value
-from .blocks import View, is_in_bytes, joined, views_of
+from .blocks import View, are_pairs_in_blocks, halves_of, is_in_bytes, joined, views_of
 from .coded import Coded
-from .packed import Nibbles, Packed, nibble
+from .packed import Nibbles, Packed
 from .terms import Terms, is_scaled_after, rows_of, scaled
 
 
@@ -103,12 +103,7 @@ def _views(v: Coded, x: Any, terms: Terms) -> tuple[Any, list[View]]:
     (codes, *shared), _ = fields_of(v)
     if not (isinstance(codes, Nibbles) and codes.axis == -v.ndim):
         return views_of(v, x, terms, 0)
-    axis = terms.x.index(terms.v[0])
-    views = []
-    for i in range(2):
-        halves = [leaf[i::2] if len(leaf) == len(v) else leaf for leaf in shared]
-        halves.append(lax.slice_in_dim(x, i, None, 2, axis))
-        views.append(View(functools.partial(nibble, i), halves, []))
+    views = halves_of(shared, x, v, terms, 0)
     return codes.bytes.squeeze(-1), views
 
 
@@ -116,11 +111,10 @@ def _are_read_in_bytes(v: Coded, codes: Nibbles) -> bool:
     """Whether neighbours share what their block shares, so that their bytes can be read."""
     if codes.axis == -1:
         return is_in_bytes(v, 0)
-    runs = [len(v) // len(leaf) for leaf in jax.tree.leaves(v)[1:]]
     return (
         codes.axis == -v.ndim
         and not codes.padding
-        and not any(run > 1 and run % 2 for run in runs)
+        and are_pairs_in_blocks(v, 0)
         and _rows_of_a_step(v, len(v) // 2) % _ROWS_OF_SUMS == 0
     )
 

@@ -12,9 +12,8 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 
 from .._base.gathers import axes_written
-from .._base.sizes import common_multiple
 from .blocks import grids
-from .coded import Coded
+from .coded import Coded, finest
 
 
 quantised_updates: jaxrewrite.Rules = jaxrewrite.Rules()
@@ -69,8 +68,7 @@ def _(v: Coded, indices: ArrayLike, x: ArrayLike, *, primitive, **params) -> Any
 
 def _encoded(v: Coded, x: Any, along: Sequence[int | None]) -> Any:
     """An array in the format of ``v``, and in its blocks along the axes that it lies along."""
-    finest = [common_multiple(*counts) for counts in zip(*grids(v), strict=True)]
-    blocks = [n // (k or 1) for n, k in zip(v.shape, finest, strict=True)]
+    blocks = [n // (k or 1) for n, k in zip(v.shape, finest(*grids(v)), strict=True)]
     sizes = [1 if axis is None else blocks[axis] for axis in along]
     if any(n % (size or 1) for n, size in zip(jnp.shape(x), sizes, strict=True)):
         return NotImplemented

@@ -15,7 +15,7 @@ from jaxrewrite import primitives
 
 from .._base.chosen import leaves_by_path
 from .._base.structured import Structured
-from .coded import TAKES_WEIGHTS
+from .coded import TAKES_WEIGHTS, is_floating
 
 
 class WeightAxes(NamedTuple):
@@ -81,7 +81,7 @@ def weight_axes(
     def run(own: dict[int, Any], rest: dict[int, Any]) -> None:
         """Trace with arrays in the place of all that has a shape."""
         stood_in = {
-            i: _StandIn.of(x, paths[i], record) if _is_floating(x) else x
+            i: _StandIn.of(x, paths[i], record) if is_floating(x) else x
             for i, x in own.items()
         }
         params = jax.tree.unflatten(treedef, _filled(leaves, stood_in))
@@ -132,10 +132,6 @@ def axes_of_leaf(caller: str, axes: AnyAxes, path: str, w: Any) -> WeightAxes:
         raise ValueError(f"{caller}: {path} has shape {w.shape}, and no axes {axes}.")
     rows, cols = (tuple(axis % w.ndim for axis in group) for group in groups)
     return WeightAxes(rows, cols)
-
-
-def _is_floating(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.floating))
 
 
 class _Record:

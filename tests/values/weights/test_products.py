@@ -331,6 +331,13 @@ class Masks(Coded):
         return Masks(self.bits, change(self.scale), self.shift)
 
 
+def test_formats_of_users_may_have_packed_codes():
+    codes = Quantised.quantise(normal(24, 20), 4).q
+    v = Masks(codes, normal(2, 1), normal(1, 1))
+    assert repr(v).startswith("Masks<f32[24,20], 252 B>(bits=Nibbles<i4[24,20]")
+    assert v.aval().shape == v.materialise().shape == (24, 20)
+
+
 def test_formats_of_users_are_multiplied_in_blocks(blocks, bulk):
     v = Masks(jnp.arange(96, dtype="uint4").reshape(8, 12), normal(2, 1), normal(1, 1))
     x = normal(3, 8)
