@@ -12,10 +12,16 @@ from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 from jaxrewrite import primitives
+from jaxrewrite._axes.moves import LAST
 
 from .._base.contract import along_result, sides
 from .._base.ragged import groups_of, of_rows
+from .._base.structured import inexact, is_value
+from .._matrices.algebra import diagonal_of, is_square
+from .._matrices.matrix import Matrix
+from .._matrices.product import Product, is_diagonal
 from .coded import Multiplied, blockwise, check_blocks, spread
+from .concatenated import side_by_side
 
 
 class Rescaled(Multiplied):
@@ -169,3 +175,53 @@ def _(x: ArrayLike, v: Rescaled, *, dimension_numbers, primitive, **params) -> A
     if v.scaled_axes() <= {features} and is_one_group:
         return convolve(along(x, dimension_numbers.lhs_spec[1]))
     return NotImplemented
+
+
+# --- products of diagonal matrices and a weight -------------------------------------------
+
+# Such a `Product`, as a fitted weight is, is a `Rescaled` where no rule of matrices applies: where it
+# is cut, joined with others, or has other axes than a matrix.
+
+
+def _rescaled(v: Product | Rescaled) -> Any:
+    """A weight between diagonal matrices with their numbers, else NotImplemented."""
+    if isinstance(v, Rescaled):
+        return v
+    cores = [i for i, x in enumerate(v.factors) if not (is_diagonal(x) and is_square(x))]
+    if len(cores) != 1 or not inexact(v):
+        return NotImplemented
+    (core,) = cores
+    w = v.factors[core]
+    if not is_value(w) or isinstance(w, Matrix):
+        return NotImplemented  # An array takes no more room where it is multiplied out.
+    for x in reversed(v.factors[:core]):
+        w = Rescaled(w, diagonal_of(x)[..., :, None])
+    for x in v.factors[core + 1 :]:
+        w = Rescaled(w, diagonal_of(x)[..., None, :])
+    return w
+
+
+@jaxrewrite.register(*primitives.SHAPE, "dynamic_slice", precedence=LAST - 1)
+def _(v: Product, *starts: ArrayLike, primitive, **params) -> Any:
+    w = _rescaled(v)
+    return w if w is NotImplemented else jaxrewrite.bind(primitive, w, *starts, **params)
+
+
+@jaxrewrite.register("concatenate", precedence=LAST - 1)
+def _(*vs: Product | Rescaled, primitive, dimension) -> Any:
+    ws = [_rescaled(v) for v in vs]
+    if NotImplemented in ws:
+        return NotImplemented
+    if all(_is_scaled_apart(w, dimension) for w in ws):
+        return side_by_side(ws, dimension)
+    if all(w is v for v, w in zip(vs, ws, strict=True)):
+        return NotImplemented
+    return jaxrewrite.bind(primitive, *ws, dimension=dimension)
+
+
+def _is_scaled_apart(v: Rescaled, axis: int) -> bool:
+    """Whether the numbers differ along other axes than this one.
+
+    Those of several weights would be a number for each pair of two indices, which no product takes.
+    """
+    return v.scale.shape[axis] == 1 and bool(v.scaled_axes())
