@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -108,6 +109,22 @@ def _(v: Rescaled, *, new_dtype, **params) -> Any:
     return dataclasses.replace(v, w=w, scale=scale)
 
 
+def beside(vs: Sequence[Rescaled], axis: int) -> Any:
+    """Weights along an axis, as one, or side by side where no product would take their numbers.
+
+    Where all have numbers of other axes, they would make one for each pair of two indices.
+    """
+    if all(v.scaled_axes() and _has_one_number(v, axis) for v in vs):
+        return side_by_side(vs, axis)
+    return jaxrewrite.bind("concatenate", *vs, dimension=axis)
+
+
+def _has_one_number(v: Rescaled, axis: int) -> bool:
+    """Whether the entries along an axis, which is not that of a stack of one, share a number."""
+    is_stack = v.ndim > 2 and v.shape[axis] == 1
+    return v.scale.shape[axis] == 1 and not is_stack
+
+
 @jaxrewrite.register("dot_general", types=(Rescaled, Rescaled))
 @jaxrewrite.register("dot_general", exchange="types")
 def _(x: Rescaled, y: ArrayLike, *, dimension_numbers, primitive, **params) -> Any:
@@ -208,20 +225,9 @@ def _(v: Product, *starts: ArrayLike, primitive, **params) -> Any:
 
 
 @jaxrewrite.register("concatenate", precedence=LAST - 1)
-def _(*vs: Product | Rescaled, primitive, dimension) -> Any:
+def _(*vs: Product | Rescaled, dimension) -> Any:
     ws = [_rescaled(v) for v in vs]
     if NotImplemented in ws:
         return NotImplemented
-    if all(_is_scaled_apart(w, dimension) for w in ws):
-        return side_by_side(ws, dimension)
-    if all(w is v for v, w in zip(vs, ws, strict=True)):
-        return NotImplemented
-    return jaxrewrite.bind(primitive, *ws, dimension=dimension)
-
-
-def _is_scaled_apart(v: Rescaled, axis: int) -> bool:
-    """Whether the numbers differ along other axes than this one.
-
-    Those of several weights would be a number for each pair of two indices, which no product takes.
-    """
-    return v.scale.shape[axis] == 1 and bool(v.scaled_axes())
+    is_new = any(w is not v for v, w in zip(vs, ws, strict=True))
+    return beside(ws, dimension) if is_new else NotImplemented
