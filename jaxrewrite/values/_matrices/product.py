@@ -150,7 +150,7 @@ class Product(Matrix):
 
     def known_diagonal(self) -> Any:
         """That of the one factor that is not diagonal, with its rows and columns scaled."""
-        others = [x for x in self.factors if not _is_diagonal(x)]
+        others = [x for x in self.factors if not is_diagonal(x)]
         if len(others) > 1 or not all(map(is_square, self.factors)):
             return NotImplemented
         return functools.reduce(operator.mul, map(diagonal_of, self.factors))
@@ -243,7 +243,7 @@ def _rows_of(x: Any, i: Any) -> Any:
     return jaxrewrite.transform(lambda x: jnp.take(x, i, axis=0, mode="clip"))(x)
 
 
-def _is_diagonal(x: Any) -> bool:
+def is_diagonal(x: Any) -> bool:
     return isinstance(x, Matrix) and x.is_triangular(True) and x.is_triangular(False)
 
 

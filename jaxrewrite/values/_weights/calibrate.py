@@ -63,6 +63,7 @@ def calibrate(
     ``"awq"``
         Rows that meet large numbers are multiplied by more than one before they are rounded [2]_.
         The result is a `Product` of a `Diagonal` and a `Quantised`, for matrices and stacks of such.
+        Parts of it, and heads, are `Rescaled`.
     ``"smoothquant"``
         The same for weights of 8 bits that round what they are multiplied with, too
         (``activations="dynamic"``) [3]_.

@@ -18,7 +18,7 @@ from jaxrewrite import primitives
 from .._base.structured import promoted
 from .._matrices.algebra import on_fields
 from .lora import Adapted, Lora
-from .rescaled import Rescaled
+from .rescaled import Rescaled, beside
 
 
 # Primitives for which a `Rescaled` has a rule.
@@ -45,8 +45,8 @@ class Dora(Adapted):
         + 2 s \sum_k (w^\top a)_{jk} b_{kj} + s^2 \sum_{kl} b_{kj} (a^\top a)_{kl} b_{lj}
 
     so that the sum with the change is never made. In products, convolutions, transposes, reshapes,
-    slices, scaling and casts, a `Dora` is a `Rescaled` around a `Lora`, with the numbers
-    :math:`m_j / \lVert \cdot \rVert`. Everything else makes it dense. Where the change takes away
+    slices, scaling and casts, and side by side with others, a `Dora` is a `Rescaled` around a `Lora`,
+    with the numbers :math:`m_j / \lVert \cdot \rVert`. Everything else makes it dense. Where the change takes away
     a column but for a part :math:`q` of its length, a length has an error of rounding, relative to
     itself, that is :math:`q^{-2}` times as large.
 
@@ -160,6 +160,11 @@ class Dora(Adapted):
             return NotImplemented  # The length of a column is that of the whole column.
         own: Any = jax.sharding.PartitionSpec(*whole)
         return dataclasses.replace(self, w=specs.w, a=specs.a, b=specs.b, magnitude=own)
+
+
+@jaxrewrite.register("concatenate")
+def _(*vs: Dora, dimension) -> Any:
+    return beside([_rescaled(v) for v in vs], dimension)
 
 
 def _shape_of_lengths(v: Lora) -> tuple[int, ...]:

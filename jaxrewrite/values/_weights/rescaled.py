@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,10 +13,16 @@ from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 from jaxrewrite import primitives
+from jaxrewrite._axes.moves import LAST
 
 from .._base.contract import along_result, sides
 from .._base.ragged import groups_of, of_rows
+from .._base.structured import inexact, is_value
+from .._matrices.algebra import diagonal_of, is_square
+from .._matrices.matrix import Matrix
+from .._matrices.product import Product, is_diagonal
 from .coded import Multiplied, blockwise, check_blocks, spread
+from .concatenated import side_by_side
 
 
 class Rescaled(Multiplied):
@@ -102,6 +109,22 @@ def _(v: Rescaled, *, new_dtype, **params) -> Any:
     return dataclasses.replace(v, w=w, scale=scale)
 
 
+def beside(vs: Sequence[Rescaled], axis: int) -> Any:
+    """Weights along an axis, as one, or side by side where no product would take their numbers.
+
+    Where all have numbers of other axes, they would make one for each pair of two indices.
+    """
+    if all(v.scaled_axes() and _has_one_number(v, axis) for v in vs):
+        return side_by_side(vs, axis)
+    return jaxrewrite.bind("concatenate", *vs, dimension=axis)
+
+
+def _has_one_number(v: Rescaled, axis: int) -> bool:
+    """Whether the entries along an axis, which is not that of a stack of one, share a number."""
+    is_stack = v.ndim > 2 and v.shape[axis] == 1
+    return v.scale.shape[axis] == 1 and not is_stack
+
+
 @jaxrewrite.register("dot_general", types=(Rescaled, Rescaled))
 @jaxrewrite.register("dot_general", exchange="types")
 def _(x: Rescaled, y: ArrayLike, *, dimension_numbers, primitive, **params) -> Any:
@@ -169,3 +192,42 @@ def _(x: ArrayLike, v: Rescaled, *, dimension_numbers, primitive, **params) -> A
     if v.scaled_axes() <= {features} and is_one_group:
         return convolve(along(x, dimension_numbers.lhs_spec[1]))
     return NotImplemented
+
+
+# --- products of diagonal matrices and a weight -------------------------------------------
+
+# Such a `Product`, as a fitted weight is, is a `Rescaled` where no rule of matrices applies: where it
+# is cut, joined with others, or has other axes than a matrix.
+
+
+def _rescaled(v: Product | Rescaled) -> Any:
+    """A weight between diagonal matrices with their numbers, else NotImplemented."""
+    if isinstance(v, Rescaled):
+        return v
+    cores = [i for i, x in enumerate(v.factors) if not (is_diagonal(x) and is_square(x))]
+    if len(cores) != 1 or not inexact(v):
+        return NotImplemented
+    (core,) = cores
+    w = v.factors[core]
+    if not is_value(w) or isinstance(w, Matrix):
+        return NotImplemented  # An array takes no more room where it is multiplied out.
+    for x in reversed(v.factors[:core]):
+        w = Rescaled(w, diagonal_of(x)[..., :, None])
+    for x in v.factors[core + 1 :]:
+        w = Rescaled(w, diagonal_of(x)[..., None, :])
+    return w
+
+
+@jaxrewrite.register(*primitives.SHAPE, "dynamic_slice", precedence=LAST - 1)
+def _(v: Product, *starts: ArrayLike, primitive, **params) -> Any:
+    w = _rescaled(v)
+    return w if w is NotImplemented else jaxrewrite.bind(primitive, w, *starts, **params)
+
+
+@jaxrewrite.register("concatenate", precedence=LAST - 1)
+def _(*vs: Product | Rescaled, dimension) -> Any:
+    ws = [_rescaled(v) for v in vs]
+    if any(w is NotImplemented for w in ws):
+        return NotImplemented
+    is_new = any(w is not v for v, w in zip(vs, ws, strict=True))
+    return beside(ws, dimension) if is_new else NotImplemented

@@ -213,6 +213,49 @@ def test_scaled_rows_are_a_lazy_product(method):
     np.testing.assert_allclose(got, wanted, atol=0.05 * abs(wanted).max())
 
 
+@pytest.mark.parametrize("are_inputs_last", [False, True])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda p, x: [x[:, 1:6] @ p["a"][1:6], x @ p["a"][:, 2:]],
+        lambda p, x: [x @ part for part in jnp.split(p["a"], 3, -1)],
+        lambda p, x: jnp.einsum("tk,khd->thd", x, p["a"].reshape(K, 2, 3)),
+        lambda p, x: jnp.einsum(
+            "tab,abn->tn", x.reshape(-1, 2, 4), p["a"].reshape(2, 4, 6)
+        ),
+        lambda p, x: x @ jnp.concatenate([p["a"], p["b"], p["a"][:, 1:4]], -1)[:, 2:14],
+        lambda p, x: jnp.concatenate([x, x], -1) @ jnp.concatenate([p["a"], p["b"]], 0),
+        lambda p, x: x @ lax.dynamic_slice(p["a"], (0, jnp.int32(2)), (K, 3))[:, ::-1],
+        lambda p, x: jax.vmap(lambda w, x: x @ w[2:])(
+            jnp.stack([p["a"], p["b"]]), jnp.stack([x, -x])[..., 2:]
+        ),
+    ],
+)
+def test_parts_of_scaled_rows_are_weights(program, are_inputs_last):
+    """So are what they make together, and heads."""
+    x = jnp.asarray(correlated(40, K))
+    if are_inputs_last:
+        of_inputs_first = program
+        program = lambda p, x: of_inputs_first({name: w.T for name, w in p.items()}, x)
+    params = {name: jnp.asarray(normal(K, 6, seed=ord(name))) for name in "ab"}
+    fit = calibrate(lambda p, x: x @ p["a"] + x @ p["b"], method="awq", where=EVERY)
+    values = {name: v.T if are_inputs_last else v for name, v in fit(params, [x]).items()}
+    assert all(isinstance(v, Product) for v in values.values())
+
+    def total(program, values):
+        products = jax.tree.leaves(program(values, x))
+        return sum((y**2).sum() for y in products), products
+
+    through = lambda program: jax.value_and_grad(
+        lambda values: total(program, values), has_aux=True, allow_int=True
+    )(values)
+    got = through(jaxrewrite.transform(program, materialise="forbid"))
+    wanted = through(lambda values, x: program(jaxrewrite.materialise(values), x))
+    are_numbers = lambda tree: [y for y in jax.tree.leaves(tree) if y.dtype == jnp.float32]
+    for y, z in zip(are_numbers(got), are_numbers(wanted), strict=True):
+        np.testing.assert_allclose(y, z, rtol=1e-4, atol=1e-4 * abs(z).max())
+
+
 @pytest.mark.parametrize(
     ("method", "block", "lengths", "blocks"),
     [

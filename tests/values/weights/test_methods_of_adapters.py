@@ -105,6 +105,24 @@ def test_devices_have_whole_columns_of_a_dora():
     assert kernel.leaf_specs(PartitionSpec(None, "x")) is NotImplemented
 
 
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("bits", [{}, {"bits": 4}])
+def test_dora_kernels_side_by_side(axis, bits):
+    """As an LSTM joins the kernels of its gates. The lengths are still those of their columns."""
+    params = {"a": W, "b": normal(64, 5 if axis == 0 else 7)}
+    params = adapt(params, every, 1, KEY, method="dora", **bits)
+    moved = lambda x: x + 0.1 if jnp.issubdtype(x.dtype, jnp.inexact) else x
+    v, w = jax.tree.map(moved, (params["a"], params["b"]))
+    x = jnp.concatenate([X, -X], 1) if axis == 0 else X
+    joined = lambda v, w: (
+        x @ jnp.concatenate([v, w], axis),
+        x.T @ x @ jnp.concatenate([v, w], axis)[:, 2:],
+    )
+    got = jaxrewrite.transform(joined, materialise="forbid")(v, w)
+    for y, z in zip(got, joined(*merge((v, w))), strict=True):
+        np.testing.assert_allclose(y, z, rtol=1e-4, atol=1e-3)
+
+
 def test_stacked_dora_in_a_scan():
     layers = normal(3, 5, 5)
     axes = (1,), (2,)
