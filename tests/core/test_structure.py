@@ -236,6 +236,7 @@ PRIVATE = {
     ("products", "jaxrewrite._compat"),
     ("ragged", "jaxrewrite._axes"),
     ("ragged", "jaxrewrite._compat"),
+    ("rescaled", "jaxrewrite._axes"),
     ("sizes", "jaxrewrite._axes"),
     ("sparse", "jaxrewrite._display"),
     ("structured", "jaxrewrite._axes"),
