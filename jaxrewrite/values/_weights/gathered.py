@@ -23,6 +23,7 @@ import jaxrewrite
 
 from .._base.contract import sides
 from .._base.structured import Structured, on_dense
+from .concatenated import side_by_side
 
 
 class Axes(NamedTuple):
@@ -83,7 +84,10 @@ class Gatherer:
         """How products use the weight, once they have met it."""
         name = f"calibrate: the weight {self.path}, of shape {self.shape},"
         if not self._summed:
-            raise ValueError(f"{name} met no floating array in a product.")
+            raise ValueError(
+                f"{name} met no floating array in a product. A weight that the program joins with "
+                "arrays that are not chosen, or stacks with others for a scan, is not seen."
+            )
         if len(self._summed) > 1:
             raise ValueError(
                 f"{name} is summed along different axes by different products: "
@@ -181,6 +185,13 @@ class Watched(Structured):
 
     def materialise(self) -> Any:
         return self.w
+
+
+@jaxrewrite.register("concatenate")
+def _(*vs: Watched, dimension, **params) -> Any:
+    """Different weights are side by side, so that products meet each of them."""
+    is_one = len({v.record for v in vs}) == 1
+    return NotImplemented if is_one else side_by_side(vs, dimension)
 
 
 @jaxrewrite.register("dot_general", exchange="types")

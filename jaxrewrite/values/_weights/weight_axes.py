@@ -16,6 +16,7 @@ from jaxrewrite import primitives
 from .._base.chosen import leaves_by_path
 from .._base.structured import Structured
 from .coded import TAKES_WEIGHTS, is_floating
+from .concatenated import side_by_side
 
 
 class WeightAxes(NamedTuple):
@@ -205,6 +206,13 @@ def _(x: _StandIn, y: ArrayLike, *, primitive, **params) -> Any:
         return NotImplemented
     operands = (z.array if z is v else z for z in (x, y))
     return dataclasses.replace(v, array=primitive.bind(*operands, **params))
+
+
+@jaxrewrite.register("concatenate")
+def _(*vs: _StandIn, dimension, **params) -> Any:
+    """Different weights are side by side, so that products meet each of them."""
+    is_one = len({v.path for v in vs}) == 1
+    return NotImplemented if is_one else side_by_side(vs, dimension)
 
 
 @jaxrewrite.register("dot_general", types=(_StandIn, _StandIn))

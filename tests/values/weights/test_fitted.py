@@ -15,6 +15,7 @@ from jaxrewrite.values import (
     Quantised,
     calibrate,
     quantise,
+    weight_axes,
 )
 from jaxrewrite.values._weights import fitted as fitted_weights
 from jaxrewrite.values._weights.fitted import (
@@ -321,10 +322,43 @@ def test_weights_that_meet_the_same_array_are_taken_together():
     assert [set(name.split(", ")) for name in shown] == [{"k", "q"}, {"v"}]
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+@pytest.mark.parametrize(
+    ("joined", "apart"),
+    [
+        (
+            lambda p, x: x @ jnp.concatenate([p["a"], p["b"]], 1),
+            lambda p, x: [x @ p["a"], x @ p["b"]],
+        ),
+        (
+            lambda p, x: jnp.concatenate([x, x**2], 1) @ jnp.concatenate([p["a"], p["b"]]),
+            lambda p, x: x @ p["a"] + x**2 @ p["b"],
+        ),
+        (
+            lambda p, x: jnp.einsum("tk,lkn->ltn", x, jnp.stack([p["a"], p["b"]])),
+            lambda p, x: [x @ p["a"], x @ p["b"]],
+        ),
+    ],
+)
+def test_weights_joined_before_a_product_are_fitted_as_if_they_were_apart(
+    joined, apart, method
+):
+    params = {name: jnp.asarray(normal(K, 6, seed=ord(name))) for name in "ab"}
+    x = jnp.asarray(correlated(40, K))
+    fits = (calibrate(fn, method=method, where=EVERY) for fn in (joined, apart))
+    got, wanted = (jaxrewrite.materialise(fit(params, [x])) for fit in fits)
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+    assert weight_axes(joined, params, x) == weight_axes(apart, params, x) != {}
+
+
 @pytest.mark.parametrize(
     ("program", "options", "message"),
     [
-        (lambda w, x: x + w[0], {}, "met no floating array in a product"),
+        (
+            lambda w, x: x + w[0],
+            {},
+            "met no floating array in a product. A weight that the program joins",
+        ),
         (lambda w, x: x @ w + x @ w.T, {}, "different axes by different products"),
         (
             lambda w, x: jnp.einsum("tb,abk->tak", x[:, :4], w.reshape(2, 4, K)),
