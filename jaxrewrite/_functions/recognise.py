@@ -570,9 +570,14 @@ class _Way(NamedTuple):
         total = len(jaxpr.outvars)
         if count > total:
             return None
+        # A call whose results are all there may have an operand that no result needs.
+        complete = [(tuple(range(total)), jaxpr)] if count == total else []
         parts = itertools.islice(itertools.combinations(range(total), count), _MANY)
-        for kept_results in parts:
-            part = _compat.with_results(jaxpr, kept_results)
+        dropped = (
+            (kept_results, _compat.with_results(jaxpr, kept_results))
+            for kept_results in parts
+        )
+        for kept_results, part in itertools.chain(complete, dropped):
             call = only_call(part, len(self.levels))
             while call is not None:
                 call_eqn, same = call

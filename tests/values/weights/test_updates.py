@@ -222,3 +222,13 @@ def test_the_last_of_what_is_clipped_to_one_place_is_written():
     write = lambda v, rows: v.at[jnp.array([9, 1, 7])].set(rows, mode="clip")
     got = jaxrewrite.transform(write, materialise="forbid")(v, rows)
     assert_same(got.materialise(), write(v.materialise(), rows.materialise()))
+
+
+def test_what_is_written_in_three_bits_has_their_largest_code():
+    """The rule for a function of which no result needs its operand."""
+    v = Quantised.quantise(random(0, 4, 8), 3, block=(1, 8))
+    x = random(1, 1, 8)
+    write = lambda v, x: jax.lax.dynamic_update_slice(v, x, (2, 0))
+    got = jaxrewrite.transform(write, rules=quantised_updates)(v, x)
+    error = np.abs(got.materialise()[2] - x[0]).max()
+    assert error <= 0.5 / 3 * np.abs(x).max() * 1.001
