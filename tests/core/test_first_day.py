@@ -290,7 +290,7 @@ MISTAKES = {
         lambda: transform(jnp.linalg.cholesky)(
             Diagonal(jnp.ones(4)) + LowRank(jnp.ones((4, 1)), jnp.ones((1, 4)))
         ),
-        ["Sum", "cholesky", "structure.rst"],
+        ["Sum", "cholesky", "pattern_tables.rst"],
     ),
     "a factor that is no matrix": (
         lambda: transform(lambda a: jnp.sort(jax.scipy.linalg.cho_factor(a)[0]))(
