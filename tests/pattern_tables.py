@@ -15,8 +15,16 @@ import jaxrewrite
 def spied(table, names=None):
     """A table of the same patterns, or of some, and a list of the rules that answer.
 
-    ``names`` are those of rules; a pattern among them is one of the formulas of its rule.
+    ``names`` are those of rules; a pattern among them is one of the formulas of its rule. The table
+    is made once: what its patterns look for is traced once for all tests.
     """
+    rules, answers = _spied(table, names if names is None else tuple(names))
+    answers.clear()
+    return rules, answers
+
+
+@functools.cache
+def _spied(table, names):
     rules, answers = jaxrewrite.Rules(), []
     # One rule for several formulas stays one: where two of them match, it is not ambiguous.
     telling = functools.cache(lambda fn: _telling(fn, answers))

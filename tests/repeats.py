@@ -37,7 +37,7 @@ ELSEWHERE = (
     ),
 )
 # Shorter cases stay: they may differ by more than places, and take little.
-SECONDS = 0.04
+SECONDS = 0.03
 # So many tests pass each place of a case that leaves, with that case.
 TESTS = 2
 # A test keeps this part of its cases, and one.
