@@ -23,6 +23,7 @@ from .._core.avals import aval_of, children, same_treedef
 from .._core.dense import Reason
 from .._core.site import Site
 from .._core.value import Like, Operand, Value, is_value
+from .._joins.zeros import Zeros
 from .adapters import make_denser
 
 
@@ -75,7 +76,7 @@ def _call_sliceable(site: Site, value: Value) -> Any:
 
 def _is_in_slices(site: Site, x: Any) -> bool:
     """Whether a value, and each value in it, is in the form that its `Value.sliceable` gives."""
-    if not is_value(x) or isinstance(x, Batched):
+    if not is_value(x) or isinstance(x, (Batched, Zeros)):
         return True
     form = _call_sliceable(site.scratch(), x)
     parts, _ = children(x)
@@ -126,6 +127,8 @@ def element(x: Any) -> Any:
         return x
     if isinstance(x, Batched):
         return x.of_sliced_leaves()
+    if isinstance(x, Zeros):
+        return Zeros(_compat.without_leading_axis(x.of_aval, x.shape[0]))
     parts, treedef = children(x)
     return element_of(tree_unflatten(treedef, map(element, parts)))
 

@@ -143,6 +143,4 @@ def _one(site: Site, like: Any, size: int, axis: int) -> Any:
     """An element of a batch, on avals; ``NotImplemented`` if a value can't tell."""
     if not is_value(like):
         return _compat.without_axis(like, size, axis)
-    if isinstance(like, Zeros):
-        return Zeros(_compat.without_axis(like.aval(), size, axis))
     return element_like(site, like, size)

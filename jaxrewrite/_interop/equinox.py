@@ -17,7 +17,7 @@ import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from .._analyses.adopting import FOR_ANY_UNITS
-from .._analyses.written import UNKNOWN, Fact, Kind, transfer
+from .._analyses.written import UNKNOWN, Fact, Kind, any_of, transfer
 from .._compat import JaxprEqn, Primitive, Var
 from .._core.avals import avals_of
 from .._core.rewrite import handlers
@@ -153,6 +153,14 @@ def select_handler(site: Site, operands: list[Any]) -> Any:
 handlers["select_if_vmap"] = select_handler
 
 
+@transfer("select_if_vmap", "maybe_set", "vprim")
+def _one_of_two(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    """A choice, or a buffer with an item set: what fills both operands fills the result."""
+    if eqn.primitive.name == "vprim" and not sets_an_item(eqn.primitive, eqn.params):
+        return [UNKNOWN] * len(eqn.outvars)
+    return [any_of(facts[1:3])]
+
+
 def identity_handler(site: Site, operands: list[Any]) -> Any:
     """A primitive that returns its operand; it has no derivative, or no batch.
 
@@ -167,3 +175,8 @@ def identity_handler(site: Site, operands: list[Any]) -> Any:
 _IDENTITIES = ("nonbatchable", "nondifferentiable_backward", "nontraceable")
 
 handlers.update(dict.fromkeys(_IDENTITIES, identity_handler))
+
+
+@transfer(*_IDENTITIES)
+def _as_the_operand(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    return facts

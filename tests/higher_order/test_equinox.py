@@ -15,6 +15,9 @@ eqx = pytest.importorskip("equinox")
 eqxi = pytest.importorskip("equinox.internal")
 
 
+choice = pytest.importorskip("equinox.internal._loop.common")._select_if_vmap
+
+
 def forbid(fn):
     return jaxrewrite.transform(fn, materialise="forbid")
 
@@ -25,6 +28,11 @@ def dense(v):
 
 DIAGONAL = Diagonal(jnp.arange(1.0, 4))
 METRES = Unitful(jnp.arange(6.0).reshape(2, 3), "m")
+
+
+def assert_equal_metres(got, want):
+    assert got.units == want.units
+    np.testing.assert_array_equal(got.array, want.array)
 
 
 def repeated(kind, fill=0.0):
@@ -44,7 +52,7 @@ def repeated(kind, fill=0.0):
 LOOPS = ["checkpointed m", "bounded diagonal", "lax diagonal", "bounded m", "lax m"]
 
 
-@pytest.mark.parametrize("case", often(LOOPS, LOOPS[:2]))
+@pytest.mark.parametrize("case", often(LOOPS, [*LOOPS[:2], "lax m"]))
 def test_an_item_of_a_buffer_is_set(case):
     kind, name = case.split()
     fn, x = repeated(kind), {"m": METRES, "diagonal": DIAGONAL}[name]
@@ -73,6 +81,30 @@ def test_zeros_are_set_before_the_first_value():
     stack = forbid(late)(DIAGONAL, 0)
     assert isinstance(stack, Diagonal)
     np.testing.assert_array_equal(dense(stack), late(dense(DIAGONAL), 0))
+
+
+none = lambda: jnp.zeros((2, 3))
+ZEROS = {
+    "choice": lambda: choice(jnp.array(True), none(), none(), False),
+    "identity": lambda: eqxi.nonbatchable(eqxi.nondifferentiable_backward(none())),
+    "buffer": lambda: repeated("lax")(none())[1],
+    "buffers": lambda: jax.vmap(repeated("lax"))(jnp.zeros((2, 2, 3)))[1, 2],
+}
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_zeros_that_equinox_hands_on_have_any_units(name):
+    assert_equal_metres(forbid(lambda x: ZEROS[name]() + x)(METRES), METRES)
+
+
+@pytest.mark.parametrize("name", ["choice", "buffer"])
+def test_other_numbers_have_none(name):
+    number = {
+        "choice": lambda x: choice(jnp.array(True), none(), 1 + none(), False),
+        "buffer": repeated("lax", 1.0),
+    }
+    with pytest.raises(ValueError, match="equal units; got 1 and m"):
+        forbid(lambda x: number[name](none())[0] + x)(METRES)
 
 
 def filled(buffer, item, place):
