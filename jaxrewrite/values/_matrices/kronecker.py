@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
 import jaxrewrite
 from jaxrewrite import bind, register, same_structure, transform
 
+from .._base.structured import is_value
 from .algebra import (
     dense_cholesky,
     dense_eigh,
@@ -153,6 +153,8 @@ class Kronecker(Matrix):
         return self.map_factors(transform(jnp.matmul), other)
 
     def hadamard(self, other: Any) -> Any:
+        if not is_value(other):  # The result is as large as this array, so it may be dense.
+            return self.materialise() * other
         if not isinstance(other, Kronecker):
             return NotImplemented
         if [x.shape for x in self.factors] != [x.shape for x in other.factors]:
@@ -184,6 +186,18 @@ class Kronecker(Matrix):
             entries.append(entry)
             i, j = i // n, j // m
         return functools.reduce(operator.mul, entries)
+
+    def rows_at(self, i: Any) -> Any:
+        """Products of rows of the factors."""
+        rows = jnp.ones((*i.shape, 1), self.dtype)
+        for factor in reversed(self.factors):
+            of_factor = _rows_at(factor, i % factor.shape[-2])
+            if of_factor is NotImplemented:
+                return NotImplemented
+            i = i // factor.shape[-2]
+            size = of_factor.shape[-1] * rows.shape[-1]
+            rows = (of_factor[..., :, None] * rows[..., None, :]).reshape(*i.shape, size)
+        return rows
 
     def known_diagonal(self) -> Any:
         if not self.solvable:
@@ -389,15 +403,14 @@ def _at(factor: Any, i: Any, j: Any) -> Any:
     return jaxrewrite.materialise(jaxrewrite.transform(take)(factor, i, j))
 
 
+def _rows_at(factor: Any, i: Any) -> Any:
+    if isinstance(factor, Matrix):
+        return on_fields(lambda factor, i: factor.rows_at(i), factor, i)
+    take = lambda x, i: x.at[i].get(mode="promise_in_bounds")
+    return jaxrewrite.materialise(jaxrewrite.transform(take)(factor, i))
+
+
 @register("abs", "square", "integer_pow", "conj")
 def _(v: Kronecker, *, primitive: Any, **params: Any) -> Any:
     """Each of these functions maps a product of two numbers to the product of its results."""
     return v.map_factors(lambda factor: bind(primitive, factor, **params))
-
-
-@register("mul", exchange="operands")
-def _(v: Kronecker, x: Array, **params: Any) -> Any:
-    """The result is as large as the dense operand, so it may be dense."""
-    if jnp.shape(x) != v.shape or 1 in v.shape[-2:]:
-        return NotImplemented
-    return v.materialise() * x

@@ -151,8 +151,11 @@ class Matrix(LinearAlgebra, Structured):
         """``self + other`` in closed form; ``other`` is a value of the same shape."""
         return NotImplemented
 
-    def hadamard(self, other: ArrayValue) -> ArrayValue | Any:
-        """``self * other``, entry by entry, in closed form."""
+    def hadamard(self, other: ArrayValue | Shaped[Array, "*batch n m"]) -> ArrayValue | Any:
+        """``self * other``, entry by entry, in closed form.
+
+        ``other`` is a value, or also an array if the type has no ``entries``.
+        """
         return NotImplemented
 
     def join(self, other: Any) -> Any:
@@ -414,6 +417,11 @@ def closed_product(x: Any, y: Any) -> Any:
 def closed_sum(x: Any, y: Any) -> Any:
     """``x + y`` in closed form, or NotImplemented."""
     return on_fields(functools.partial(_closed, "plus", "plus"), x, y)
+
+
+def closed_hadamard(x: Any, y: Any) -> Any:
+    """``x * y``, entry by entry, in closed form, or NotImplemented."""
+    return on_fields(functools.partial(_closed, "hadamard", "hadamard"), x, y)
 
 
 def _closed(hook: str, hook_of_second: str, x: Any, y: Any) -> Any:

@@ -23,6 +23,7 @@ from .._base.structured import (
     batch_of,
     disproved,
     is_class,
+    is_value,
     nothing,
     nothing_field,
     one_where,
@@ -594,6 +595,8 @@ class Permutation(Matrix):
     def hadamard(self, other: Any) -> Any:
         if isinstance(other, Permutation):
             return self.scaled_by((self.order == other.order).astype(self.of_dtype))
+        if not is_value(other):
+            return self.scaled_by(_at(other, self.order[..., None])[..., 0])
         if self.batch or not isinstance(other, Matrix):
             return NotImplemented
         entries = other.at(jnp.arange(self.shape[-1]), self.order)
@@ -695,11 +698,3 @@ def _exchanges(rows: Any) -> Any:
 def _(v: Permutation, *, new_dtype: Any, **params: Any) -> Any:
     """Ones and zeros are exact in every dtype."""
     return v.cast(jnp.dtype(new_dtype))
-
-
-@register("mul", exchange="operands")
-def _(v: Permutation, x: Array, **params: Any) -> Any:
-    """Only the entries of ``x`` at the places of the ones stay."""
-    if jnp.shape(x) != v.shape or 1 in v.shape[-2:]:
-        return NotImplemented
-    return v.scaled_by(_at(x, v.order[..., None])[..., 0])

@@ -149,11 +149,21 @@ class Product(Matrix):
         return self.rows_at(i)[:, j]
 
     def known_diagonal(self) -> Any:
-        """That of the one factor that is not diagonal, with its rows and columns scaled."""
+        """That of the one factor that is not diagonal, with its rows and columns scaled.
+
+        If there are more, it sums the rows of all factors but the last, times columns of that one.
+        """
         others = [x for x in self.factors if not is_diagonal(x)]
-        if len(others) > 1 or not all(map(is_square, self.factors)):
-            return NotImplemented
-        return functools.reduce(operator.mul, map(diagonal_of, self.factors))
+        if len(others) <= 1 and all(map(is_square, self.factors)):
+            return functools.reduce(operator.mul, map(diagonal_of, self.factors))
+        if not is_square(self):
+            return super().known_diagonal()
+        *first, last = self.factors
+        batch = tuple(range(self.ndim - 2))
+        rows, columns = (*batch, "row", "summed"), (*batch, "summed", "row")
+        return jaxrewrite.materialise(
+            contract(_of(*first), rows, last, columns, (*batch, "row"))
+        )
 
     @property
     def solvable(self) -> bool:

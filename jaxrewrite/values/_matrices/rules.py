@@ -35,6 +35,7 @@ from .._base.structured import (
     zero_unless,
 )
 from .conjugates import conjugated
+from .entry_products import sum_of_entries, times_array, times_matrix
 from .matrix import Matrix, closed_sum, lazily, negated, swapped
 from .monomial import Diagonal
 from .product import matrix_product
@@ -50,7 +51,13 @@ def _(left: Matrix, right: Array, *, dimension_numbers: Any, **params: Any) -> A
     _, v, x, vs, xs, out = sides(Matrix, left, right, dimension_numbers)
     batch, (row, column) = vs[:-2], vs[-2:]
     shared = [label for label in (row, column) if label in xs]
-    if len(shared) != 1 or params.get("out_sharding") is not None:
+    if params.get("out_sharding") is not None:
+        return NotImplemented
+    if {*out} == {*vs}:
+        return _scaled_entries(v, x, vs, xs, out, params["preferred_element_type"])
+    if len(shared) == 2:
+        return sum_of_entries(left, right, dimension_numbers=dimension_numbers, **params)
+    if not shared:
         return NotImplemented
     (summed,) = shared
     if summed in out:
@@ -79,6 +86,15 @@ def _(left: Matrix, right: Array, *, dimension_numbers: Any, **params: Any) -> A
     )
 
 
+def _scaled_entries(v: Matrix, x: Any, vs: Any, xs: Any, out: Any, dtype: Any) -> Any:
+    """A product that sums nothing: a matrix times a number, or one for each row, for example."""
+    if x.dtype != v.dtype or not is_or_none(dtype, v.dtype):
+        return NotImplemented
+    x = transpose(x, xs, tuple(label for label in vs if label in xs))
+    x = lax.expand_dims(x, [i for i, label in enumerate(vs) if label not in xs])
+    return transpose(bind("mul", v, x), vs, out)
+
+
 def standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
     """The operands in the order of ``x @ y``, or ``None`` for any other product."""
     (xc, yc), (xb, yb) = dimension_numbers
@@ -99,6 +115,8 @@ def _(x: Matrix, y: ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any
     dtype = jnp.result_type(x.dtype, y.dtype)
     if params.get("out_sharding") is not None:
         return NotImplemented
+    if pair is None and isinstance(x, Matrix) and isinstance(y, Matrix):
+        return sum_of_entries(x, y, dimension_numbers=dimension_numbers, **params)
     if pair is None or not is_or_none(params["preferred_element_type"], dtype):
         return NotImplemented
     if x.dtype != y.dtype:
@@ -190,10 +208,7 @@ def zip_entries(primitive: Any, x: Any, y: Any, **params: Any) -> Any:
 @register(*[name for name in primitives.BINARY if name not in primitives.ADDITIVE])
 def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
     if primitive.name == "mul":
-        for matrix, other in ((x, y), (y, x)):
-            closed = matrix.hadamard(other)
-            if closed is not NotImplemented:
-                return closed
+        return times_matrix(x, y)
     return zip_entries(primitive, x, y, **params)
 
 
@@ -248,13 +263,7 @@ def _(v: Matrix, x: Array, **params: Any) -> Any:
     if x.shape[-2] == 1:
         columns = jnp.broadcast_to(x[..., 0, :], (*v.batch, v.shape[-1]))
         return swapped(_scale_rows(v.transposed(), columns))
-    if v.entries is None:
-        return NotImplemented
-    x = jnp.broadcast_to(x, v.shape)
-    picked = NotImplemented if v.entries == "all" else v.pick(x)
-    if picked is NotImplemented:  # The entries of this type repeat.
-        return v.materialise() * x
-    return v.map_entries(jnp.multiply, picked)
+    return times_array(v, jnp.broadcast_to(x, v.shape))
 
 
 def _times_number(v: Matrix, factor: Any) -> Any:

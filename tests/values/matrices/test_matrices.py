@@ -26,6 +26,7 @@ from jaxrewrite.values import (
     Tridiagonal,
     Zero,
 )
+from jaxrewrite.values._matrices import entry_products
 from jaxrewrite.values._matrices.matrix import Matrix
 
 
@@ -39,6 +40,7 @@ names = pytest.mark.parametrize(
     every(4, NAMES, 2),
 )
 X = jnp.arange(8.0).reshape(4, 2) / 4
+SQUARE = jnp.arange(16.0).reshape(4, 4) / 16 - 0.3
 
 # Programs that keep every one of them implicit.
 KEPT = {
@@ -65,6 +67,22 @@ KEPT = {
     "sum of rows": lambda v: v.sum(0),
     "sum": lambda v: v.sum(),
     "mean": lambda v: v.mean(axis=0),
+    "inner product with an array": lambda v: jnp.einsum("ij,ij->", v, SQUARE),
+    "inner product from the left": lambda v: jnp.einsum("ij,ji->", SQUARE, v),
+    "squares": lambda v: jnp.einsum("ij,ij->", v, v),
+    "sums of squares of columns": lambda v: jnp.einsum("ij,ij->j", v, v),
+    "inner products": lambda v: jax.vmap(lambda x: jnp.einsum("ij,ij->", v, x))(
+        jnp.stack([SQUARE, -SQUARE.T])
+    ),
+    "diagonal of a product": lambda v: jnp.einsum("ij,ji->i", SQUARE, v),
+    "diagonal of a product of two": lambda v: jnp.diagonal(v @ v.T),
+    "trace of a power": lambda v: jnp.trace(v @ v @ v),
+    "gradient of an inner product": lambda v: jax.grad(
+        lambda x: jnp.sin(jnp.einsum("ij,ij->", v, x))
+    )(SQUARE),
+    "gradient of a diagonal": lambda v: jax.grad(
+        lambda x: jnp.sin(jnp.einsum("ij,ij->j", v, x)).sum()
+    )(SQUARE),
     "cast": lambda v: v.astype(jnp.bfloat16).astype(jnp.float32),
     "stack": lambda v: jnp.stack([v, 2 * v / 2])[1] @ X,
     "stack times an array": lambda v: jnp.stack([v, v]) @ X,
@@ -190,6 +208,11 @@ STACKS = {
     "from the left": lambda v, x: jnp.einsum("bkj,bji->bki", jnp.stack([x.T] * 3), v),
     "batch last": lambda v, x: jnp.einsum("bij,jk->ikb", v, x),
     "summed over the batch": lambda v, x: jnp.einsum("bij,bjk->ik", v, jnp.stack([x] * 3)),
+    "inner products": lambda v, x: jnp.einsum("bij,bij->b", v, jnp.stack([SQUARE] * 3)),
+    "inner products with one": lambda v, x: jnp.einsum("bij,ji->b", v, SQUARE),
+    "sum of squares": lambda v, x: jnp.einsum("bij,bij->", v, v),
+    "diagonals of products": lambda v, x: jnp.einsum("bij,bji->ib", v, v),
+    "diagonals of squares": lambda v, x: jnp.diagonal(v @ v, axis1=-2, axis2=-1),
     "transpose": lambda v, x: v.mT @ x,
     "one of them": lambda v, x: v[1] @ x,
     "some of them": lambda v, x: v[::2] @ x,
@@ -236,6 +259,35 @@ def test_one_truth_value_chooses_a_matrix(second, want, is_first):
     assert isinstance(got, want or jax.Array)
     chosen = first if is_first else second
     assert_same(jaxrewrite.materialise(got), jaxrewrite.materialise(chosen))
+
+
+@pytest.mark.parametrize(
+    "name", every(4, ["toeplitz", "kronecker", "product", "symmetric"])
+)
+def test_inner_products_of_large_matrices_are_summed_by_rows(name, bulk, monkeypatch):
+    monkeypatch.setattr(entry_products, "_BLOCK", 8)
+    make = CASES[name].value
+    v, w = (make(np.random.default_rng(i), "float32", (6, 6)) for i in range(2))
+
+    def fn(v, w):
+        twisted = v @ w.T @ v
+        return (
+            jnp.einsum("ij,ji->i", twisted, w),
+            jnp.trace(twisted),
+            jnp.einsum("ij,ij->", v, w),
+        )
+
+    def loss(fn, v):
+        return sum(jnp.sin(x).sum() for x in fn(v, w))
+
+    implicit = jaxrewrite.transform(fn, materialise="forbid")
+    got = jax.jit(implicit)(v, w)
+    assert_same(got, jax.jit(fn)(*jaxrewrite.materialise((v, w))), 1e-4)
+    dense = lambda v, w: fn(*jaxrewrite.materialise((v, w)))
+    slope, want = (
+        jax.jit(jax.grad(functools.partial(loss, f)))(v) for f in (implicit, dense)
+    )
+    assert_same(jax.tree.leaves(slope), jax.tree.leaves(want), 1e-3)
 
 
 # --- closed forms -------------------------------------------------------------------------
