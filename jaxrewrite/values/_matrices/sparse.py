@@ -235,19 +235,19 @@ class Sparse(Matrix):
         return jax.core.ShapedArray((*self.data.shape[:-1], *sizes), self.data.dtype)
 
     def materialise(self) -> Any:
-        v = self.with_data(_summable(self.data))
-        dense = v.bcoo().todense() if are_known(*self.batch) else v.written()
-        return dense.astype(self.dtype)
+        """The entries at their places.
 
-    def written(self) -> Any:
-        """The dense array, as JAX's own function does not give it of a symbolic number of matrices."""
+        JAX's ``BCOO.todense`` takes no symbolic number of matrices, and its derivative no batches of
+        cotangents along axes but the first.
+        """
 
         def write(data: Any, indices: Any) -> Any:
             zeros = jnp.zeros(self.shape[-2:], data.dtype)
             return zeros.at[tuple(indices.T)].add(data, mode="drop")
 
         write_each = jnp.vectorize(write, signature="(e),(e,k)->(n,m)")
-        return write_each(self.data, self.bcoo().indices)
+        dense = write_each(_summable(self.data), self.bcoo().indices)
+        return dense.astype(self.dtype)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         if not are_known(*self.batch):

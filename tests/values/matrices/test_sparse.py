@@ -151,6 +151,19 @@ def test_half_precision_is_summed_in_single(bulk):
     assert float((v @ jnp.ones(3000, jnp.bfloat16))[0]) == pytest.approx(3000, rel=0.01)
 
 
+@formats
+def test_cotangents_in_a_batch_along_any_axis(format):
+    """Of the dense array. JAX's own `BCOO.todense` takes batches along the first axis alone."""
+    v, cts = sparse(format=format), jnp.stack([dense(seed=i) for i in (1, 2, 3)], axis=1)
+
+    def derivatives(dense, data):
+        return jax.vmap(lambda ct: jax.vjp(dense, data)[1](ct)[0], in_axes=1)(cts)
+
+    written = lambda data: jnp.zeros(v.shape).at[v.places()].add(data * v.stored())
+    got = derivatives(lambda data: v.with_data(data).materialise(), v.data)
+    close(got, derivatives(written, v.data))
+
+
 @pytest.mark.slow
 def test_two_values(bulk):
     v, w = sparse((6, 6)), sparse((6, 6), 1)
