@@ -33,6 +33,9 @@ _METHODS = [
 # What programs read from the class.
 _OF_THE_CLASS = ("outer", "materialise_policy", "rules_see_values")
 
+# What arrays say of themselves.
+_OF_THE_AVAL = ("shape", "dtype", "ndim", "size")
+
 _POLICIES = (None, "warn", "allow", "forbid")
 
 
@@ -46,6 +49,12 @@ def _check_members(cls: type[Value]) -> None:
             raise TypeError(
                 f"{cls.__name__}.{name} is a {kind}, but has to be a method, as Value.{name} is. "
                 "Give anything else another name."
+            )
+    for name in filter(vars(cls).__contains__, _OF_THE_AVAL):
+        if _is_data(cls, name) and _owner_of_property(cls, name):
+            raise TypeError(
+                f"{cls.__name__}.{name} is a {type(vars(cls)[name]).__name__}, but a value has the "
+                f"{name} of its aval. Leave it out: what materialise() returns, or aval(), tells it."
             )
     for name, member in vars(cls).items():
         owner = isinstance(member, FunctionType) and _owner_of_property(cls, name)
@@ -78,6 +87,11 @@ def _kind_of_data(cls: type, name: str) -> str | None:
     return "field" if _is_field(cls, name) else None
 
 
+def _is_data(cls: type, name: str) -> bool:
+    """Whether a class itself has something under a name that is no method, property or field."""
+    return not (_is_field(cls, name) or _is_descriptor(vars(cls)[name]))
+
+
 def _owner_of_property(cls: type, name: str) -> type | None:
     """The base that has a property of the name, if a class inherits one."""
     owner = next((base for base in cls.__mro__[1:] if name in vars(base)), None)
@@ -99,7 +113,11 @@ def _can_be_called(member: object) -> bool:
     """Whether an attribute of a class is a method, be it in a descriptor of its own kind."""
     if isinstance(member, (property, functools.cached_property)):
         return False
-    return callable(member) or hasattr(type(member), "__get__")
+    return callable(member) or _is_descriptor(member)
+
+
+def _is_descriptor(member: object) -> bool:
+    return hasattr(type(member), "__get__")
 
 
 checks.append(_check_members)

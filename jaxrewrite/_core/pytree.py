@@ -87,6 +87,7 @@ class PyTree:
     """
 
     _is_base: ClassVar[bool] = True
+    _required: ClassVar[tuple[str, ...]] = ("aval", "materialise")
 
     if not TYPE_CHECKING:  # Checkers know the signature of a dataclass by themselves.
         __signature__ = _LazySignature()
@@ -169,13 +170,10 @@ def prepare_defined() -> None:
                 _prepare(cls)
 
 
-def _missing(cls: type) -> list[str]:
+def _missing(cls: type[PyTree]) -> list[str]:
     """The methods that a class must define and does not."""
-    return [
-        name
-        for name in ("aval", "materialise")
-        if getattr(getattr(cls, name), "__isabstractmethod__", False)
-    ]
+    is_missing = lambda name: getattr(getattr(cls, name), "__isabstractmethod__", False)
+    return list(filter(is_missing, cls._required))
 
 
 def _prepare(cls: Any) -> None:

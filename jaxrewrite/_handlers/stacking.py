@@ -22,6 +22,7 @@ from .._compat import Aval, Var
 from .._core.avals import aval_of, children, same_treedef
 from .._core.dense import Reason
 from .._core.site import Site
+from .._core.traces import checked_result
 from .._core.value import Like, Operand, Value, is_value
 from .._joins.zeros import Zeros
 from .adapters import make_denser
@@ -66,6 +67,9 @@ def _call_sliceable(site: Site, value: Value) -> Any:
             raise TypeError(
                 f"{cls.__name__}.sliceable returned a {type(result).__name__}, not a value."
             )
+        if not is_like(result, value):
+            what = f"{cls.__name__}.sliceable"
+            checked_result(result, aval_of(value), what, "the value is")
         return [result]
 
     outvars: list[Any] = [_compat.DropVar(_compat.leaf_aval(0.0))]

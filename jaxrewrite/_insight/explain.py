@@ -10,7 +10,7 @@ from typing import Any
 from jax.tree_util import tree_leaves
 
 from .. import _compat
-from .._compat import DropVar, JaxprEqn, Var
+from .._compat import DropVar, Jaxpr, JaxprEqn, Var
 from .._core.annotations import name_of, written
 from .._core.avals import aval_of
 from .._core.dense import NO_RULE
@@ -92,7 +92,8 @@ def explain(
         note_rewriting(fn, args, kwargs, filter_spec, noting)
         program = recorder.programs[-1]
         passes = _note_passes(recorder)
-        both = costs.of_jaxpr(program.original), costs.of_jaxpr(program.rewritten)
+        both = _dense_cost(recorder), costs.of_jaxpr(program.rewritten)
+        live = frozenset[Any]().union(*(_equations(x.rewritten) for x in recorder.programs))
         arrays = [
             describe_operand(x)
             for x in tree_leaves((args, kwargs), is_leaf=is_value)
@@ -102,7 +103,7 @@ def explain(
             getattr(fn, "__qualname__", type(fn).__name__),
             tuple(arrays),
             str(settings.policy),
-            _steps(program, 1, _compat.current_location() or ("", 0, "")),
+            _steps(program, live, 1, _compat.current_location() or ("", 0, "")),
             (both[0].flops, both[1].flops),
             (both[0].bytes, both[1].bytes),
             len(program.rewritten.eqns),
@@ -122,6 +123,21 @@ def note_rewriting(
     """Stage and rewrite a program for settings whose recorder takes note, and run nothing."""
     with collected():
         stage(Arguments(fn, (function_tree(fn), args, kwargs)), filter_spec, noting)
+
+
+def _dense_cost(recorder: Recorder) -> costs.Cost:
+    """The cost of a program, with the transforms that it calls itself as they were written.
+
+    The program was staged with what they became. Those that a rule calls are in no program of the
+    user, and have lists of records of their own.
+    """
+    *nested, program = recorder.programs
+    cost = costs.of_jaxpr(program.original)
+    for each in nested:
+        if each.records is program.records:
+            became = costs.of_jaxpr(each.rewritten)
+            cost = cost.plus(costs.of_jaxpr(each.original)).plus(became.times(-1))
+    return cost
 
 
 # --- passes -----------------------------------------------------------------------------
@@ -167,11 +183,20 @@ def _note_makers(records: Iterable[Record], makers: Mapping[Var, list[type]]) ->
 SourceLine = tuple[str, int, str]
 
 
-def _steps(body: RecordedBody, times: int | None, caller: SourceLine) -> tuple[Step, ...]:
-    """The steps of a body; steps without a line of their own get the caller's."""
-    live: set[Any] = {var for eqn in body.rewritten.eqns for var in eqn.outvars}
-    live |= {id(eqn) for eqn in body.rewritten.eqns}
+def _steps(
+    body: RecordedBody, live: Set[Any], times: int | None, caller: SourceLine
+) -> tuple[Step, ...]:
+    """The steps of a body; steps without a line of their own get the caller's.
+
+    ``live`` has the equations that are in the program around it, or in a nested transform.
+    """
+    live = live | _equations(body.rewritten)
     return tuple(_steps_of(body.records, live, times, caller))
+
+
+def _equations(jaxpr: Jaxpr) -> Set[Any]:
+    """The equations that a program has, by their identity and by their results."""
+    return {id(eqn) for eqn in jaxpr.eqns} | {v for eqn in jaxpr.eqns for v in eqn.outvars}
 
 
 def _steps_of(
@@ -231,7 +256,7 @@ def _step(record: Record, live: Set[Any], times: int | None, caller: SourceLine)
             for slot, old, new in record.joined
         ),
         times,
-        tuple(_bodies(record, times, line)),
+        tuple(_bodies(record, live, times, line)),
         tuple(_steps_of(record.inner, live, times, line)),
         _covered(eqn),
         tuple(dict.fromkeys(cls.__name__ for cls in record.changed_by)),
@@ -267,11 +292,13 @@ def concerns(rule: Rule, types: tuple[type, ...]) -> bool:
     return any(entry.outer(in_order) > -math.inf for entry in entries)
 
 
-def _bodies(record: Record, times: int | None, line: SourceLine) -> Iterable[Body]:
+def _bodies(
+    record: Record, live: Set[Any], times: int | None, line: SourceLine
+) -> Iterable[Body]:
     turns = costs.trip_count(record.site.eqn)
     inside = None if times is None or turns is None else times * turns
     for i, body in enumerate(record.bodies):
-        yield Body(_name_of(body, record, i), inside, _steps(body, inside, line))
+        yield Body(_name_of(body, record, i), inside, _steps(body, live, inside, line))
 
 
 def _name_of(body: RecordedBody, record: Record, i: int) -> str:

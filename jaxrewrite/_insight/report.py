@@ -174,7 +174,8 @@ class Report:
     tree
         The steps of the program, each with those inside of it.
     flops, bytes
-        Dense and implicit, of the whole program, with the equations that met no value.
+        Dense and implicit, of the whole program, with the equations that met no value. A
+        `transform` that it calls counts as dense once for each time that it is traced, also in a loop.
     equations
         How many equations the rewritten program has, without those of bodies.
     passes

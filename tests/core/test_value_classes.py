@@ -252,6 +252,8 @@ WRONG_MEMBERS = {
     "sliceable": (True, "Wrong.sliceable is a bool, .* as Value.sliceable is"),
     "join": (functools.cached_property(lambda self: X), "is a cached_property"),
     "shape": (lambda self: (3,), "a method, but has to be a property, as .*shape is"),
+    "dtype": (jnp.float32, "Wrong.dtype is a .*, but a value has the dtype of its aval"),
+    "size": (6, "Wrong.size is a int, but a value has the size of its aval"),
     "outer": ("5", "Wrong.outer has to be a number; it is '5'"),
     "materialise_policy": ("never", "materialise_policy has to be one of .*'never'"),
 }
@@ -372,12 +374,40 @@ def test_own_init_sets_each_field_once():
         Forgets()
 
 
-def test_materialise_must_be_defined():
-    class Nothing(jaxrewrite.ArrayValue):
+@pytest.mark.parametrize(
+    ("base", "method"),
+    [
+        (jaxrewrite.ArrayValue, "materialise"),
+        (values.Coded, "levels"),
+        (values.Linear, "map_parts"),
+    ],
+)
+def test_what_a_base_class_needs_must_be_defined(base, method):
+    class Nothing(base):
         x: jax.Array
 
-    with pytest.raises(TypeError, match="Nothing has to define materialise"):
+    if method != "materialise":
+        Nothing.materialise = lambda self: self.x
+    with pytest.raises(TypeError, match=rf"Nothing has to define {method}\(\)"):
         Nothing(X)
+
+    class Something(Nothing):
+        pass
+
+    setattr(Something, method, lambda self: self.x)
+    assert Something(X).x is X
+
+
+def test_a_type_may_say_its_shape_by_a_property_or_field():
+    class Fixed(jaxrewrite.ArrayValue):
+        x: jax.Array
+        shape = property(lambda self: self.x.shape)
+        ndim: int = jaxrewrite.field(static=True, default=1)
+
+        def materialise(self):
+            return self.x
+
+    assert (Fixed(X).shape, Fixed(X).ndim) == (X.shape, 1)
 
 
 def test_flattening_is_jax_own():

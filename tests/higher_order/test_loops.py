@@ -515,12 +515,17 @@ def test_static_shapes_follow_the_declaration():
     assert isinstance(negated, jax.Array | Zero | jaxrewrite.Batched)
 
 
-def test_sliceable_with_a_wrong_shape_is_not_used():
+@pytest.mark.parametrize("of", ["its own type", "another type"])
+def test_sliceable_with_a_wrong_shape_is_an_error(of):
     class Wrong(Rows):
         def sliceable(self):
-            return Wrong(self.x[:, :1], self.scale)
+            form = Wrong if of == "its own type" else Rows
+            return form(self.x[:, :1], self.scale)
 
-    run(lambda v: lax.scan(lambda c, row: (c, row), 0.0, v), Wrong(X, jnp.ones(3)))
+    program = lambda v: lax.scan(lambda c, row: (c + row.sum(), row), 0.0, v)
+    message = r"Wrong\.sliceable returned f32\[3,1\] where the value is f32\[3,4\]"
+    with pytest.raises(TypeError, match=message):
+        transform(program)(Wrong(jnp.ones((3, 4)), jnp.ones(3)))
 
 
 def test_a_wrong_stack_is_an_error():

@@ -467,6 +467,56 @@ def test_what_a_compiled_function_transforms_is_explained_each_time():
         assert decisions(explain(negated)(jnp.ones(2)))[0][0] == "neg"
 
 
+class Outer(jaxrewrite.ArrayValue):
+    """An array whose sine is that of the diagonal matrix with its diagonal."""
+
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+
+@jaxrewrite.register("sin")
+def sine_of_diagonal(v: Outer, **params):
+    return jaxrewrite.transform(jnp.sin)(Diagonal(jnp.diagonal(v.x)))
+
+
+def _product_with_sine(v, x):
+    return jnp.sin(v) @ x
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: jaxrewrite.transform(_product_with_sine)(Diagonal(x), x),
+        lambda x: jax.jit(jaxrewrite.transform(_product_with_sine))(Diagonal(x), x),
+        lambda x: jaxrewrite.transform(
+            lambda x: jaxrewrite.transform(_product_with_sine)(Diagonal(x), x)
+        )(x),
+        lambda x: Diagonal(x) @ x - jaxrewrite.transform(jnp.sin)(x),
+        lambda x: jax.grad(
+            lambda x: jaxrewrite.transform(_product_with_sine)(Diagonal(x), x)[0]
+        )(x),
+    ],
+    ids=["plain", "jit", "nested", "operator", "grad"],
+)
+def test_what_a_program_transforms_is_in_totals_and_steps_once(program):
+    report = explain(program)(jnp.ones(8))
+    for kind in ("flops", "bytes"):
+        dense, implicit = getattr(report, kind)
+        steps = [getattr(step, kind) for step in report.steps]
+        assert all(0 < after < before for before, after in steps)
+        assert dense - implicit == sum(before - after for before, after in steps)
+
+
+def test_what_a_rule_transforms_is_in_the_total_of_the_rule():
+    report = explain(lambda v: jnp.sin(v) @ jnp.ones(8))(Outer(jnp.ones((8, 8))))
+    _, inner, _ = report.steps
+    assert inner.primitive == "sin" and inner.flops == (64, 8)
+    changes = [step.flops[1] - step.flops[0] for step in report.tree]
+    assert report.flops[1] - report.flops[0] == sum(changes)
+
+
 def test_a_line_that_just_fits_is_not_cut():
     assert as_text._cut("x" * as_text.WIDTH) == "x" * as_text.WIDTH
     assert as_text._cut("x" * (as_text.WIDTH + 1)) == "x" * (as_text.WIDTH - 3) + "..."

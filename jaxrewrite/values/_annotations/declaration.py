@@ -174,6 +174,8 @@ def annotation_rule(
 
     Raises
     ------
+    TypeError
+        If ``cls`` is no type of values.
     ValueError
         If a name is not the name of a primitive.
 
@@ -199,6 +201,12 @@ def annotation_rule(
     Stamped([[1. 1.]
              [1. 1.]], time=3, dtype=float32)
     """
+
+    if not (isinstance(cls, type) and issubclass(cls, ArrayValue)):
+        raise TypeError(
+            "annotation_rule takes the type that annotates, a subclass of values.Annotated or "
+            f"ArrayValue, and then names of primitives. This is no such type: {cls!r}."
+        )
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
         def apply(*operands: Any, primitive: Any, **params: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from typing import Any
 
@@ -39,10 +40,11 @@ class Linear(Structured):
     """
 
     _is_base = True
+    _required = (*Structured._required, "map_parts")
 
+    @abc.abstractmethod
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
         """The array of the images of these parts under a linear map."""
-        raise NotImplementedError(f"{type(self).__name__}.map_parts")
 
     def cast(self, dtype: Any) -> Any:
         """The array in another floating dtype."""

@@ -104,6 +104,7 @@ class Coded(Multiplied):
     """
 
     _is_base: ClassVar[bool] = True
+    _required = (*Multiplied._required, "levels")
     axes = staticmethod(
         lambda codes, *shared: {codes: "...", **dict.fromkeys(shared, ".../block")}
     )

@@ -410,6 +410,12 @@ def test_adopted_numbers_of_a_type_of_ones_own_are_of_a_subclass_until_something
     np.testing.assert_array_equal(unused, 0)
 
 
+@pytest.mark.parametrize("cls", [int, "Money", None])
+def test_an_annotation_rule_is_for_a_type_of_values(cls):
+    with pytest.raises(TypeError, match=rf"annotation_rule takes .* no such type: {cls!r}"):
+        values.annotation_rule(cls, "neg")
+
+
 def test_a_method_that_is_not_called_any_more_is_an_error():
     with pytest.raises(
         TypeError, match=r"Old\.settled is not used any more: adopt returns"
