@@ -556,6 +556,21 @@ def test_cotangents_of_quantities_that_hold_values(bulk):
     np.testing.assert_allclose(got, jax.jit(jax.grad(loss))(NUMBERS[0]), rtol=1e-6)
 
 
+def test_cotangents_of_a_matrix_with_units_meet_zeros_of_a_branch(bulk):
+    """They have inverse units there, too, whatever the matrix knows of division."""
+    doubling = jax.custom_vjp(lambda v: v)
+    doubling.defvjp(lambda v: (v, None), lambda _, cotangent: (2 * cotangent,))
+    zeros = lambda v: jnp.zeros_like(v)
+    program = lambda p, v: lax.cond(p, zeros, doubling, v)
+    number = lambda p, d: jnp.sum(
+        run(program)(p, Unitful(Diagonal(d), "m")).array @ NUMBERS
+    )
+    slope = jax.grad(number, 1)
+    want = 2 * jnp.sum(NUMBERS, 1)
+    for p in (True, False):
+        np.testing.assert_array_equal(slope(jnp.array(p), NUMBERS[:, 0]), want * (not p))
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_branches_with_units_inside_of_a_matrix_and_around_one(order):
     d = jnp.arange(1.0, 4)
