@@ -25,7 +25,7 @@ from ._core.errors import MaterialisationError, MaterialisationWarning, add_note
 from ._core.notices import Notice, warn
 from ._core.pytree import dataclass_fields
 from ._core.settings import current_settings
-from ._core.value import Value
+from ._core.value import Value, is_value
 from ._staging.materialise import materialise
 from ._staging.transform import transform
 
@@ -37,12 +37,23 @@ _Result: TypeAlias = jax.Array | Any
 _F = TypeVar("_F")
 
 
+# Of these Python's error names the two types. What is no array is not equal to one, but JAX refuses
+# to compare an array with a container.
+_NO_OPERANDS = (str, bytes, type(None))
+_CONTAINERS = (list, tuple, dict, set)
+
+
 def _operator(fn: Callable[..., Any], reflected: bool = False) -> Callable[[_F], _F]:
     """Give a declared method its body: ``fn``, transformed."""
+
+    is_equality = fn in (operator.eq, operator.ne)
+    refused = _NO_OPERANDS if is_equality else (*_NO_OPERANDS, *_CONTAINERS)
 
     def decorate(declared: Any) -> Any:
         @functools.wraps(declared)
         def method(self: Any, *args: Any) -> Any:
+            if args and isinstance(args[0], refused):
+                return NotImplemented
             if reflected:
                 return transform(fn)(*args, self)
             return transform(fn)(self, *args)
@@ -51,6 +62,11 @@ def _operator(fn: Callable[..., Any], reflected: bool = False) -> Callable[[_F],
         return method
 
     return decorate
+
+
+def _is_mask(x: Any) -> bool:
+    is_array = isinstance(x, (jax.Array, np.ndarray))
+    return is_array and x.dtype == bool and not isinstance(x, jax.core.Tracer)
 
 
 @functools.cache
@@ -295,8 +311,9 @@ class ArrayValue(Value):
     @_operator(operator.invert)
     def __invert__(self) -> _Result: ...
 
-    @_operator(round)
-    def __round__(self, ndigits: int | None = None) -> _Result: ...
+    def __round__(self, ndigits: int | None = None) -> _Result:
+        """``transform(round)`` of this value."""
+        return transform(round)(self, *([] if ndigits is None else [ndigits]))
 
     @_operator(operator.add)
     def __add__(self, other: _Operand) -> _Result: ...
@@ -386,8 +403,11 @@ class ArrayValue(Value):
     @_operator(operator.rshift, reflected=True)
     def __rrshift__(self, other: _Operand) -> _Result: ...
 
-    @_operator(operator.getitem)
-    def __getitem__(self, index: Any) -> _Result: ...
+    def __getitem__(self, index: Any) -> _Result:
+        """``transform(getitem)`` of this value. The numbers of a mask stay known, as JAX needs them."""
+        if any(map(_is_mask, tree_leaves(index, is_leaf=is_value))):
+            return transform(lambda x: x[index])(self)
+        return transform(operator.getitem)(self, index)
 
     @property
     def T(self) -> _Result:

@@ -10,6 +10,7 @@ import functools
 import numbers
 from types import FunctionType
 
+from ._core import hooks
 from ._core.value import Value, checks
 
 
@@ -121,3 +122,24 @@ def _is_descriptor(member: object) -> bool:
 
 
 checks.append(_check_members)
+
+
+# What a decorator `dataclasses.dataclass` adds to a class. Those of values are of arrays.
+_GENERATED = ("__eq__", "__ge__", "__gt__", "__hash__", "__le__", "__lt__", "__repr__")
+
+
+class _Decorated:
+    """Takes from a decorated class the operators that are not in its body."""
+
+    def is_ready(self) -> bool:
+        return True
+
+    def defined(self, cls: type) -> None:
+        own = vars(cls)
+        if "__dataclass_params__" in own:
+            for name in _GENERATED:
+                if name in own and name not in own["_jaxrewrite_body"]:
+                    delattr(cls, name)
+
+
+hooks.register_class_hook(_Decorated())

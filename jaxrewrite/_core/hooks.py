@@ -290,13 +290,8 @@ def class_defined(cls: type) -> None:
         hook.defined(cls)
 
 
-def value_made() -> None:
-    """Ask the hooks that are waiting, since a user has made a value."""
-    if _waiting:
-        ask_waiting()
-
-
 def ask_waiting() -> None:
+    """Ask the hooks that are waiting, where one is registered or a user has made a value."""
     for hook in [hook for hook in _waiting if hook.is_ready()]:
         _waiting.remove(hook)
         _ready.append(hook)

@@ -87,6 +87,7 @@ class PyTree:
     """
 
     _is_base: ClassVar[bool] = True
+    _jaxrewrite_body: ClassVar[frozenset[str]]
     _required: ClassVar[tuple[str, ...]] = ("aval", "materialise")
 
     if not TYPE_CHECKING:  # Checkers know the signature of a dataclass by themselves.
@@ -97,6 +98,7 @@ class PyTree:
         prepare_defined()
         if _is_ours(cls) and "__dataclass_fields__" not in cls.__dict__:
             cls.__dataclass_fields__ = _LazyFields()  # type: ignore[attr-defined]
+        cls._jaxrewrite_body = frozenset(cls.__dict__)  # Decorators may add to it.
         _defined.append(cls)
 
     def __new__(cls, /, *args: Any, **kwargs: Any) -> Any:
@@ -294,7 +296,7 @@ def _constructor(
                     raise TypeError(f"{cls.__name__}.__init__ does not set {name!r}.")
             refuse_lists((name, getattr(self, name)) for name in arrays)
             check_static_fields(self, static)
-            hooks.value_made()
+            hooks.ask_waiting()
 
     return __init__
 

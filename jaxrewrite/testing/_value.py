@@ -62,8 +62,8 @@ def check_value(
       code compiled (``"jit"``); over a new leading axis of all leaves, with `jax.vmap` around
       the rewritten program (``"vmap"``) and inside of it (``"vmap inside"``); and in both
       derivatives with respect to floating leaves (``"jvp"`` and ``"grad"``), as in
-      ``"neg jit"``. Floating leaves take other numbers there, so hold signs and codes in
-      integers. Derivatives of functions with corners, such as ``abs`` and ``max``, are not
+      ``"neg jit"``. Floating leaves take other numbers of the same signs there, so hold codes
+      in integers, and check a second value where signs matter. Derivatives of functions with corners, such as ``abs`` and ``max``, are not
       compared. The primitives are those with a rule that names the type, and a sample of the
       others; all of them for a type with its own ``default``, or if ``only`` names them.
     - a name for each of these programs on another value of the type, as in

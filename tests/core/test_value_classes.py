@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import operator
 import os
 import pathlib
 import pickle
@@ -292,6 +293,33 @@ def test_a_field_with_a_default_replaces_an_inherited_property():
     assert Sized(jnp.ones(2)).size == 3
 
 
+def test_a_decorated_class_keeps_the_operators_of_arrays():
+    @dataclasses.dataclass(frozen=True, order=True)
+    class Halved(jaxrewrite.ArrayValue):
+        x: jax.Array
+        materialise_policy = "allow"
+
+        def materialise(self):
+            return self.x / 2
+
+    @dataclasses.dataclass(frozen=True)
+    class Shown(Halved):
+        def __repr__(self):
+            return "shown"
+
+        def __eq__(self, other):
+            return "compared"
+
+    value = Halved(X)
+    np.testing.assert_array_equal(value == value.materialise(), [True] * 3)
+    np.testing.assert_array_equal(value < value, [False] * 3)
+    assert repr(value).startswith("Halved([0.") and "x=" not in repr(value)
+    for unhashable in (value, Shown(X)):
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(unhashable)
+    assert (repr(Shown(X)), Shown(X) == 1) == ("shown", "compared")
+
+
 OWN_PYTREES = {
     "flatten": jax.tree_util.register_pytree_node_class,
     "flatten with keys": jax.tree_util.register_pytree_with_keys_class,
@@ -450,6 +478,9 @@ def test_classes_of_one_name_export_too():
     assert define()(X).shape == define()(X).shape == (3,)
 
 
+MASK = np.array([True, False, True])
+
+
 def test_operators_are_transforms():
     value, column, dense = Scaled(X, 2.0), Scaled(X[:, None], 2.0), X * 2.0
     with pytest.warns(jaxrewrite.MaterialisationWarning):
@@ -463,6 +494,9 @@ def test_operators_are_transforms():
             (value[1:], dense[1:]),
             (value[None, :2], dense[None, :2]),
             (value[jnp.array([0, 2])], dense[jnp.array([0, 2])]),
+            (value[MASK], dense[MASK]),
+            (value[None, jnp.array(MASK)], dense[None, MASK]),
+            (jax.jit(lambda v: v[MASK])(value), dense[MASK]),
             (value.T, dense.T),
             (value**2, dense**2),
             (abs(-value), abs(-dense)),
@@ -486,6 +520,19 @@ def test_operators_are_transforms():
         bool(value)
     with pytest.raises(TypeError):
         hash(value)
+
+
+@pytest.mark.parametrize("other", ["a", None, [1.0, 2.0], {}], ids=str)
+def test_what_is_no_operand_is_named_beside_the_value(other):
+    value, name = Scaled(X, 2.0), type(other).__name__
+    for binary in (operator.add, operator.matmul, operator.lt):
+        with pytest.raises(TypeError, match=f"'Scaled' and '{name}'"):
+            binary(value, other)
+    if isinstance(other, (list, dict)):
+        with pytest.raises(TypeError):  # As JAX does.
+            operator.eq(value, other)
+    else:
+        assert (value == other, value != other) == (False, True)
 
 
 def test_policy_of_a_type():
