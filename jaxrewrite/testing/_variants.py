@@ -14,6 +14,9 @@ from jax.tree_util import tree_leaves, tree_map
 
 import jaxrewrite
 
+from .._axes.declaration import axes_of
+from .._axes.layout import leaves_of, shape_of
+from .._axes.methods import located
 from .._compat import same_array_type
 from .._core.avals import aval_of, avals_of, dense_aval, rule_children
 from ._oracle import difference, is_floating, neighbour, own_stack
@@ -239,8 +242,23 @@ def _cut(value: Any, length: int, size: int, label: str) -> Iterator[Variant]:
     if any(_are_indices(x) and x.shape != y.shape for x, y in leaves):
         return
     shape = tuple(map(cut, value.shape))
-    if is_value(other) and (other.shape, other.dtype) == (shape, value.dtype):
+    is_like = is_value(other) and (other.shape, other.dtype) == (shape, value.dtype)
+    if is_like and _has_own_blocks(other):
         yield Variant(label, other)
+
+
+def _has_own_blocks(value: Any) -> bool:
+    """Whether leaves in blocks of a fixed size have no block more than the array needs."""
+    axes = axes_of(type(value))
+    if axes is None:
+        return True
+    of_leaves = located(leaves_of(value), len(value.shape) - len(axes.leafless))
+    return all(
+        length == -(-value.shape[i] // int(block))
+        for _, leaf, where in of_leaves
+        for (i, block), length in zip(where, shape_of(leaf), strict=True)
+        if i is not None and block is not None and block.isdigit()
+    )
 
 
 def _are_indices(leaf: Any) -> bool:
