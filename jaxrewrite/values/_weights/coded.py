@@ -28,7 +28,7 @@ from jaxrewrite._staging.at_once import at_once
 
 from .._base.contract import is_or_none
 from .._base.sizes import is_at_most
-from .._base.structured import Structured, fields_of
+from .._base.structured import Structured
 
 
 class Multiplied(Structured):
@@ -160,12 +160,14 @@ class Coded(Multiplied):
         return bool(jnp.finfo(dtype).bits > 8)
 
     def aval(self) -> Any:
-        (codes, *_), _ = fields_of(self)
+        # The first field has the codes, also where it is empty and the value only a part of one.
+        fields = dataclasses.fields(cast(Any, self))
+        codes = getattr(self, next(f.name for f in fields if not f.metadata.get("static")))
         scale_of = type(self).scale_of_blocks
         # A field is there without tracing anything.
         is_field = scale_of is Coded.scale_of_blocks
         scale = _scale_of(self) if is_field else jax.eval_shape(scale_of, self)
-        return jax.core.ShapedArray(jnp.shape(codes), jnp.result_type(scale))
+        return jax.core.ShapedArray(codes.shape, jnp.result_type(scale))
 
     def materialise(self) -> jax.Array:
         return at_once(_dense, self) if _compat.nothing_is_traced() else _dense_call(self)
