@@ -50,6 +50,16 @@ TRIANGLES = {
     "denied": (lambda: ~jnp.tri(N, dtype=bool), 1 - np.tri(N)),
     "of ones": (lambda: jnp.tri(N, k=-1, dtype=bool), np.tri(N, k=-1)),
     "in a call": (jax.jit(lambda: indices()[:, None] >= indices()), np.tri(N)),
+    "given to a call": (
+        lambda: jax.jit(lambda mask: ~mask)(jnp.tri(N, dtype=bool)),
+        1 - np.tri(N),
+    ),
+    "up to the largest integer but one": (
+        lambda: (
+            indices("int8")[:, None] + jnp.int8(122) >= indices("int8") + jnp.int8(122)
+        ),
+        np.tri(N),
+    ),
     "of short integers": (lambda: indices("int8")[:, None] >= indices("int8"), np.tri(N)),
 }
 
@@ -77,6 +87,9 @@ OTHERS = {
     "of the sum": lambda: indices()[:, None] + indices() >= 4,
     "of one index": lambda: jnp.broadcast_to(indices() >= 2, (N, N)),
     "of one row": lambda: indices()[:1, None] >= indices(),
+    "of one index for all rows": lambda: (
+        jnp.broadcast_to(jnp.arange(1)[:, None], (N, N)) >= indices()
+    ),
     "the diagonal": lambda: indices()[:, None] == indices(),
     "of two triangles": lambda: jnp.tri(N, dtype=bool) & jnp.tri(N, k=1, dtype=bool),
     "that wraps": lambda: indices("uint8")[:, None] - jnp.uint8(1) >= indices("uint8"),
