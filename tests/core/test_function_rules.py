@@ -264,6 +264,18 @@ def test_under_vmap(rules, asked, fn, args, name):
     assert asked == [name]
 
 
+def test_some_of_four_operands_have_a_batch_axis(rules, asked):
+    mixed = jax.jit(lambda x, a, b, c: jnp.sum(jnp.sin(x)) * a + b * c)
+
+    @rules.register(mixed)
+    def _(x: Twice, a, b, c):
+        asked.append((x.shape, jnp.shape(b)))
+        return jnp.sum(jnp.sin(2 * x.half)) * a + b * c
+
+    check(rules, jax.vmap(mixed, (0, None, 0, None)), V, 2.0, X, X[0])
+    assert asked == [((3,), (3,))]
+
+
 def test_rows_that_are_no_values_are_rows_of_the_array(rules, asked):
     @jax.jit
     def shared(x):

@@ -407,6 +407,18 @@ def test_branches_that_an_array_chooses_stay():
     np.testing.assert_array_equal(jaxrewrite.materialise(got), turns(V.materialise()))
 
 
+def test_a_number_chooses_in_calls_within_calls():
+    """Also where a call takes it twice, and chooses by one of the two."""
+    inner = jax.jit(lambda i, v: lax.switch(i, [lambda v: v + 1.0, jnp.negative], v))
+    once = jax.jit(lambda i, v: inner(i, v))
+    either = jax.jit(lambda i, j, v: inner(j, v) * i)
+    twice = jax.jit(lambda i, v: either(i, i, v))
+    for fn in (once, twice):
+        got = transform(lambda v, fn=fn: fn(1, v), materialise="allow")(V)
+        assert isinstance(got, Scaled)
+        np.testing.assert_array_equal(got.materialise(), -V.materialise())
+
+
 def test_zeros_of_the_branch_that_a_number_chooses():
     fn = lambda v: v + lax.cond(True, jnp.zeros_like, jnp.ones_like, jnp.ones(3))
     assert transform(fn)(values.Unitful(jnp.ones(3), "m")).units == values.Units("m")

@@ -55,9 +55,7 @@ TRIANGLES = {
         1 - np.tri(N),
     ),
     "up to the largest integer but one": (
-        lambda: (
-            indices("int8")[:, None] + jnp.int8(122) >= indices("int8") + jnp.int8(122)
-        ),
+        lambda: indices("int8")[:, None] + jnp.int8(122) >= indices("int8") + jnp.int8(122),
         np.tri(N),
     ),
     "of short integers": (lambda: indices("int8")[:, None] >= indices("int8"), np.tri(N)),
