@@ -1357,6 +1357,13 @@ def test_derivatives_of_bounds_are_those_of_the_bounds(fn):
     np.testing.assert_allclose(jax.grad(still)(high), high)
 
 
+def test_the_derivative_of_a_width_does_not_stop():
+    still = lambda low, high: run(lax.stop_gradient)(Interval(low, high))
+    for end, slopes in (("lower", (0.5, -0.5)), ("upper", (-0.5, 0.5))):
+        number = lambda low, high, end=end: getattr(still(low, high), end)
+        assert jax.grad(number, (0, 1))(1.0, 4.0) == slopes
+
+
 def test_bounds_are_as_tight_as_they_can_be():
     x = Interval(jnp.array([-1.0, 1.0, -2.0]), jnp.array([2.0, 2.0, -1.0]))
     for fn, lower, upper in (
