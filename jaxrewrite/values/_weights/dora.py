@@ -208,6 +208,6 @@ def _lengths(v: Lora) -> Any:
     of_change = dot(a_a_b, [*batch, r, *cols], b, [*batch, r, *cols], kept)
     # Rounding may leave less than nothing where the change takes the weight away.
     total = jnp.maximum(squares + 2 * crossed + of_change, 0)
-    is_positive = total > 0
-    lengths = jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, total, 1)), 0)
+    is_zero = total <= 0  # What is not a number stays so.
+    lengths = jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, total)))
     return lax.expand_dims(lengths, rows).astype(v.dtype)

@@ -330,3 +330,9 @@ def test_labels_of_ones_own_are_trained():
     trained, frozen = partition(v, labels)
     assert [x.shape for x in jax.tree.leaves(trained)] == [(64, 2), (2, 5)]
     assert [x.shape for x in jax.tree.leaves(frozen)] == [(5,), (64, 5)]
+
+
+def test_columns_whose_length_is_no_number_are_none():
+    w = jnp.ones((3, 2)).at[1, 1].set(jnp.nan)
+    v = Dora(w, jnp.ones((3, 1)), jnp.ones((1, 2)), jnp.ones((1, 2)), 1.0)
+    np.testing.assert_array_equal(jnp.isnan(jaxrewrite.materialise(v)), [[False, True]] * 3)
