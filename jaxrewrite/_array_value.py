@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import tree_leaves
+from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 from jax.typing import ArrayLike, DTypeLike
 
 from . import _display
@@ -405,9 +405,18 @@ class ArrayValue(Value):
 
     def __getitem__(self, index: Any) -> _Result:
         """``transform(getitem)`` of this value. The numbers of a mask stay known, as JAX needs them."""
-        if any(map(_is_mask, tree_leaves(index, is_leaf=is_value))):
-            return transform(lambda x: x[index])(self)
-        return transform(operator.getitem)(self, index)
+        leaves, treedef = tree_flatten(index, is_leaf=is_value)
+        masks = [x if _is_mask(x) else None for x in leaves]
+        if not any(mask is not None for mask in masks):
+            return transform(operator.getitem)(self, index)
+
+        def getitem(x: Any, others: list[Any]) -> Any:
+            pairs = zip(masks, others, strict=True)
+            known = [other if mask is None else mask for mask, other in pairs]
+            return x[tree_unflatten(treedef, known)]
+
+        others = [None if _is_mask(x) else x for x in leaves]
+        return transform(getitem)(self, others)
 
     @property
     def T(self) -> _Result:

@@ -136,9 +136,10 @@ class _Decorated:
 
     def defined(self, cls: type) -> None:
         own = vars(cls)
-        if "__dataclass_params__" in own:
+        body = own.get("_jaxrewrite_body")
+        if "__dataclass_params__" in own and body is not None:
             for name in _GENERATED:
-                if name in own and name not in own["_jaxrewrite_body"]:
+                if name in own and name not in body:
                     delattr(cls, name)
 
 

@@ -6,12 +6,11 @@
 """
 
 import collections
-import pathlib
 import random
-import subprocess
 import time
 
 import pytest
+from commits import hash_of
 
 
 # These take minutes each, or are programs of the sweep.
@@ -32,11 +31,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    command = ["git", "-C", pathlib.Path(__file__).parent, "rev-parse", "--verify"]
-    digest = subprocess.run(
-        [*command, config.getoption("--commit")], check=True, capture_output=True, text=True
-    )
-    items[:] = in_turn(items, random.Random(digest.stdout.strip()))
+    items[:] = in_turn(items, random.Random(hash_of(config.getoption("--commit"))))
 
 
 def in_turn(items, choose):

@@ -98,7 +98,8 @@ class PyTree:
         prepare_defined()
         if _is_ours(cls) and "__dataclass_fields__" not in cls.__dict__:
             cls.__dataclass_fields__ = _LazyFields()  # type: ignore[attr-defined]
-        cls._jaxrewrite_body = frozenset(cls.__dict__)  # Decorators may add to it.
+        if "_jaxrewrite_body" not in cls.__dict__:  # A decorator may make the class anew.
+            cls._jaxrewrite_body = frozenset(cls.__dict__)
         _defined.append(cls)
 
     def __new__(cls, /, *args: Any, **kwargs: Any) -> Any:

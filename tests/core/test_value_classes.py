@@ -293,8 +293,9 @@ def test_a_field_with_a_default_replaces_an_inherited_property():
     assert Sized(jnp.ones(2)).size == 3
 
 
-def test_a_decorated_class_keeps_the_operators_of_arrays():
-    @dataclasses.dataclass(frozen=True, order=True)
+@pytest.mark.parametrize("slots", [False, True])
+def test_a_decorated_class_keeps_the_operators_of_arrays(slots):
+    @dataclasses.dataclass(frozen=True, order=True, slots=slots)
     class Halved(jaxrewrite.ArrayValue):
         x: jax.Array
         materialise_policy = "allow"
@@ -302,7 +303,7 @@ def test_a_decorated_class_keeps_the_operators_of_arrays():
         def materialise(self):
             return self.x / 2
 
-    @dataclasses.dataclass(frozen=True)
+    @dataclasses.dataclass(frozen=True, slots=slots)
     class Shown(Halved):
         def __repr__(self):
             return "shown"
@@ -318,6 +319,24 @@ def test_a_decorated_class_keeps_the_operators_of_arrays():
         with pytest.raises(TypeError, match="unhashable"):
             hash(unhashable)
     assert (repr(Shown(X)), Shown(X) == 1) == ("shown", "compared")
+
+
+def test_a_decorated_class_below_one_that_does_not_tell_of_its_subclasses():
+    class Silent(jaxrewrite.ArrayValue):
+        def __init_subclass__(cls, **kwargs):
+            """It does not call that of its base."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Shown(Silent):
+        x: jax.Array
+
+        def materialise(self):
+            return self.x
+
+        def __repr__(self):
+            return "shown"
+
+    assert repr(Shown(X)) == "shown"
 
 
 OWN_PYTREES = {
@@ -497,6 +516,7 @@ def test_operators_are_transforms():
             (value[MASK], dense[MASK]),
             (value[None, jnp.array(MASK)], dense[None, MASK]),
             (jax.jit(lambda v: v[MASK])(value), dense[MASK]),
+            (column[MASK, values.Tagged(jnp.array([0, 0]), "index")].array, dense[MASK]),
             (value.T, dense.T),
             (value**2, dense**2),
             (abs(-value), abs(-dense)),

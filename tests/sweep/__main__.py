@@ -5,11 +5,12 @@ import collections
 import importlib.metadata
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
+
+from commits import hash_of
 
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -74,11 +75,9 @@ def seeds_of(options: argparse.Namespace) -> range:
     if not options.commit:
         first, _, last = options.seeds.partition(":")
         return range(int(first), int(last) if last else int(first) + 1)
-    folder = os.path.dirname(__file__)
-    command = ["git", "-C", folder, "rev-parse", "--verify", options.commit]
-    digest = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    digest = hash_of(options.commit)
     first = int(digest[:8], 16)
-    print(f"# the seeds from {first} on, of commit {digest.strip()}", file=sys.stderr)
+    print(f"# the seeds from {first} on, of commit {digest}", file=sys.stderr)
     return range(first, first + MOST_SEEDS if options.seconds else first + 1000)
 
 

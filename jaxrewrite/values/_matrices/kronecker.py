@@ -191,12 +191,11 @@ class Kronecker(Matrix):
         """Products of rows of the factors."""
         rows = jnp.ones((*i.shape, 1), self.dtype)
         for factor in reversed(self.factors):
-            of_factor = _rows_at(factor, i % factor.shape[-2])
+            of_factor = _at(factor, i % factor.shape[-2])
             if of_factor is NotImplemented:
                 return NotImplemented
+            rows = _outer_of_vectors(of_factor, rows)
             i = i // factor.shape[-2]
-            size = of_factor.shape[-1] * rows.shape[-1]
-            rows = (of_factor[..., :, None] * rows[..., None, :]).reshape(*i.shape, size)
         return rows
 
     def known_diagonal(self) -> Any:
@@ -396,18 +395,14 @@ def of_pairs(combine: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
 _outer_of_vectors = functools.partial(of_pairs, operator.mul)
 
 
-def _at(factor: Any, i: Any, j: Any) -> Any:
+def _at(factor: Any, *places: Any) -> Any:
+    """Entries of a factor at rows and columns, or the whole rows."""
     if isinstance(factor, Matrix):
-        return on_fields(lambda factor, i, j: factor.at(i, j), factor, i, j)
-    take = lambda x, i, j: x.at[i, j].get(mode="promise_in_bounds")
-    return jaxrewrite.materialise(jaxrewrite.transform(take)(factor, i, j))
-
-
-def _rows_at(factor: Any, i: Any) -> Any:
-    if isinstance(factor, Matrix):
-        return on_fields(lambda factor, i: factor.rows_at(i), factor, i)
-    take = lambda x, i: x.at[i].get(mode="promise_in_bounds")
-    return jaxrewrite.materialise(jaxrewrite.transform(take)(factor, i))
+        name = "at" if len(places) == 2 else "rows_at"
+        read = lambda factor, *places: getattr(factor, name)(*places)
+        return on_fields(read, factor, *places)
+    take = lambda x, *places: x.at[places].get(mode="promise_in_bounds")
+    return jaxrewrite.materialise(jaxrewrite.transform(take)(factor, *places))
 
 
 @register("abs", "square", "integer_pow", "conj")
