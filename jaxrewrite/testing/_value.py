@@ -63,11 +63,12 @@ def check_value(
       the rewritten program (``"vmap"``) and inside of it (``"vmap inside"``); and in both
       derivatives with respect to floating leaves (``"jvp"`` and ``"grad"``), as in
       ``"neg jit"``. Floating leaves take other numbers of the same signs there, so hold codes
-      in integers, and check a second value where signs matter. Derivatives of functions with corners, such as ``abs`` and ``max``, are not
+      in integers, and check a second value where signs matter and no rule makes the negative.
+      Derivatives of functions with corners, such as ``abs`` and ``max``, are not
       compared. The primitives are those with a rule that names the type, and a sample of the
       others; all of them for a type with its own ``default``, or if ``only`` names them.
     - a name for each of these programs on another value of the type, as in
-      ``"neg (one row) jit"``. It is made of this one: a stack; leaves in ``bfloat16`` and
+      ``"neg (one row) jit"``. It is made of this one: its negative, if a rule makes it; a stack; leaves in ``bfloat16`` and
       ``complex64``, unless their annotations exclude that; one or no row and column; NaN and
       infinity; another content, with another array, of each static field that is a number, a
       tuple, an enumeration, or annotated as ``Literal``; and integer leaves, or the numbers, in another

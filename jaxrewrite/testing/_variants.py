@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import operator
 import typing
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -57,6 +58,7 @@ def _constructed(value: Any) -> bool:
 
 def _candidates(value: Any) -> Iterator[Variant]:
     yield Variant("other numbers", neighbour(value), alone=False, pairs=True)
+    yield from _of_other_signs(value)
     yield from _of_another_order(value)
     yield from _of_other_integers(value)
     yield from _of_other_metadata(value)
@@ -102,6 +104,16 @@ def _is_like(other: Any, value: Any) -> bool:
 
 
 # --- other numbers, integers and metadata --------------------------------------------------
+
+
+def _of_other_signs(value: Any) -> Iterator[Variant]:
+    """Its negative, if a rule makes it a value of the type, which the other rules meet, too."""
+    try:
+        negative = jaxrewrite.transform(operator.neg, materialise="forbid")(value)
+    except Exception:  # noqa: BLE001 - rules of a wrong type raise anything
+        return
+    if type(negative) is type(value) and _is_like(negative, value):
+        yield Variant("its negative", negative)
 
 
 def _of_another_order(value: Any) -> Iterator[Variant]:

@@ -427,6 +427,31 @@ WRONG["the other's integers"] = coded(
 )
 
 
+class Ramp(ArrayValue):
+    """The numbers from 0 on, times a slope."""
+
+    slope: jax.Array
+    size: int = field(static=True, default=3)
+
+    def materialise(self):
+        return self.slope * jnp.arange(self.size, dtype=self.slope.dtype)
+
+
+@register("neg")
+def downwards(v: Ramp, **params):
+    return dataclasses.replace(v, slope=-v.slope)
+
+
+@register("reduce_max")
+def of_the_last_number(v: Ramp, *, axes, **params):
+    return v.slope * (v.size - 1)
+
+
+WRONG["a sign"] = Wrong(
+    Ramp(jnp.float32(0.5)), "of_the_last_number", "reduce_max (its negative) jit"
+)
+
+
 class Powers(ArrayValue):
     """Numbers to a power."""
 
