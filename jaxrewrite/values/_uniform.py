@@ -438,6 +438,29 @@ def _dense(x: Any) -> Any:
     return x.materialise() if isinstance(x, Uniform) else x
 
 
+# What is written into an array makes another array.
+_SCATTER = tuple(
+    f"scatter{suffix}" for suffix in ("", "-add", "-sub", "-mul", "-min", "-max")
+)
+
+
+@register("dynamic_update_slice")
+def _(x: Array | Uniform, update: Array | Uniform, *indices: Array) -> Any:
+    return lax.dynamic_update_slice(_dense(x), _dense(update), indices)
+
+
+@register(*_SCATTER)
+def _(
+    x: Array | Uniform,
+    indices: Array,
+    update: Array | Uniform,
+    *,
+    primitive: Any,
+    **params: Any,
+) -> Any:
+    return bind(primitive, _dense(x), indices, _dense(update), **params)
+
+
 @register("clamp")
 def _(low: Array, v: Uniform, high: Array) -> Any:
     if jnp.ndim(low) or jnp.ndim(high):
@@ -570,6 +593,12 @@ def _(x: Array, indices: Array, v: Zero, **params: Any) -> Any:
 @register("dynamic_update_slice")
 def _(v: Zero, update: Zero, *indices: Array) -> Any:
     return v
+
+
+@register(*_SCATTER)
+def _(v: Zero, indices: Array, update: Zero, *, primitive: Any, **params: Any) -> Any:
+    applies_function = primitive.name == "scatter" and params["update_jaxpr"] is not None
+    return NotImplemented if applies_function else v
 
 
 @register(*_OTHERS, exchange="types")

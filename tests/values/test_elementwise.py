@@ -263,6 +263,32 @@ def test_zeros_and_arrays(name, bulk):
     check(programs, v, xs)
 
 
+ROWS, FIRST = jnp.array([2, 7, 2]), jnp.array([1, 0])
+WRITES = {
+    "update": lambda x, y, at: lax.dynamic_update_slice(x, y, (FIRST[0], FIRST[1])),
+    "set": lambda x, y, at: at.set(y, mode="drop"),
+    "add": lambda x, y, at: at.add(y),
+    "subtract": lambda x, y, at: at.subtract(y),
+    "multiply": lambda x, y, at: at.mul(y),
+    "min": lambda x, y, at: at.min(y),
+    "max": lambda x, y, at: at.max(y),
+    "apply": lambda x, y, at: at.apply(jnp.cos),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_arrays_filled_with_a_number_are_written_to_and_into(name, bulk):
+    array, two = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4), jnp.float32(2.0)
+    write = lambda x, y: WRITES[name](x, y, x.at[ROWS])
+    fillings = lambda *shape: [Zero(shape), Constant(two, shape), array[:, : shape[1]]]
+    for x in fillings(3, 4):
+        for y in fillings(3, 4) if name != "update" else fillings(3, 2):
+            got = jaxrewrite.transform(write, materialise="forbid")(x, y)
+            assert_same(got, write(jaxrewrite.materialise(x), jaxrewrite.materialise(y)))
+            is_zero = isinstance(x, Zero) and isinstance(y, Zero) and name != "apply"
+            assert isinstance(got, Zero if is_zero else jax.Array)
+
+
 NAN, INF = jnp.nan, jnp.inf
 
 SPECIAL = {
