@@ -4,6 +4,8 @@ Zeros that no leaf holds give the same results as the zeros of the dense array, 
 NaN included. Products are the exception, unless the rules `strict_zeros` are in force.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,6 +108,22 @@ def test_values_with_axes_of_size_one(name, bulk):
         f"grown {i}": lambda xs, v, i=i: jnp.maximum(xs[i], v) for i in range(len(small))
     }
     check(grown, small, jnp.linspace(-1, 1, shape[0] * shape[1]).reshape(shape))
+
+
+class Doubled(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return 2 * self.x
+
+
+@pytest.mark.parametrize("name", ["add", "sub"])
+def test_zeros_and_a_value_that_has_an_axis_of_size_one(name):
+    zeros, row = Zero((3, 4)), Doubled(jnp.arange(4.0)[None])
+    fn = functools.partial(bind, name)
+    for args in ((zeros, row), (row, zeros)):
+        got = jaxrewrite.transform(fn, materialise="allow")(*args)
+        assert_same(got, fn(*map(jaxrewrite.materialise, args)))
 
 
 @some("one_hot")
@@ -760,6 +778,15 @@ def test_products_of_integers_are_rounded_once(dtype, want):
     product = lambda v, x: jnp.matmul(v, x, preferred_element_type=dtype)
     got = jaxrewrite.transform(product, materialise="forbid")(v, x)
     assert (got.dtype, got.item()) == (dtype, want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
+@pytest.mark.parametrize("wanted", [None, "complex64"])
+def test_products_of_complex_and_real_numbers(wanted, dtype):
+    v, x = Diagonal(jnp.array([1 + 2j, 3 - 1j])), jnp.array([[1, 2], [3, 4]], dtype)
+    product = lambda v, x: lax.dot(v, x, preferred_element_type=wanted)
+    got = jaxrewrite.transform(product, materialise="forbid")(v, x)
+    assert_same(got, product(jaxrewrite.materialise(v), x))
 
 
 @pytest.mark.parametrize(
