@@ -111,7 +111,7 @@ def _sums_of_rows(x: Any, y: Any) -> Any:
 
 def _knows_rows(z: Any) -> bool:
     def probe(z: Any) -> Any:
-        return None if _rows_at(z, jnp.zeros(1, int)) is NotImplemented else ()
+        return None if _rows_at(z, jnp.zeros(0, int)) is NotImplemented else ()
 
     for _ in z.shape[:-2]:
         probe = jax.vmap(probe)

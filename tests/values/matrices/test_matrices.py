@@ -16,6 +16,7 @@ from jaxrewrite.values import (
     Circulant,
     Diagonal,
     Identity,
+    Permutation,
     Product,
     ScalarMatrix,
     Scaled,
@@ -125,6 +126,16 @@ def test_a_matrix_may_have_no_rows():
     assert v.shape == (0, 0) and got.shape == (0, 3)
     with pytest.raises(ValueError, match="rows is -1, which is negative"):
         ScalarMatrix(jnp.float32(2), -1)
+
+
+@pytest.mark.parametrize("equation", ["ij,ij->", "ij,ji->i"])
+def test_inner_products_of_nothing(equation):
+    none = Permutation(jnp.zeros(0, int))
+    v, w = Product((none, Diagonal(jnp.zeros(0)))), jnp.zeros((0, 0))
+    product = functools.partial(jnp.einsum, equation)
+    for args in ((v, w), (w, v), (v, v), (none, v)):
+        got = jaxrewrite.transform(product)(*args)
+        assert_same(jaxrewrite.materialise(got), product(*jaxrewrite.materialise(args)))
 
 
 def test_a_sum_without_entries_is_multiplied_as_a_vector():
