@@ -73,6 +73,9 @@ from .meshes import (
     trace_on_mesh as trace_on_mesh,
 )
 from .modes import (
+    bits_of as bits_of,
+    bits_of_equation as bits_of_equation,
+    needs_64_bits as needs_64_bits,
     standard_promotion as standard_promotion,
     with_standard_promotion as with_standard_promotion,
 )

@@ -43,7 +43,7 @@ from jax._src.linear_util import wrap_init
 from jax._src.sharding_impls import UNSPECIFIED
 
 from .avals import leaf_aval
-from .modes import standard_promotion
+from .modes import mode_for
 from .parameters import body_name
 from .types import (
     JAX_GE_0_11_0,
@@ -318,14 +318,14 @@ def trace_to_jaxpr(
     fn: Callable[..., Sequence[Any]],
     avals: Sequence[Any],
     debug_info: Any,
-    promotion: Callable[[], AbstractContextManager[object]] = standard_promotion,
+    mode: Callable[[Sequence[Any]], AbstractContextManager[object]] = mode_for,
 ) -> tuple[Jaxpr, list[Any]]:
     """Trace ``fn``, from flat arrays to flat arrays, over ``avals``.
 
     Returns a jaxpr without constants, and the constants, which belong to its leading
     ``invars``. They include the tracers that ``fn`` closes over.
     """
-    with promotion():
+    with mode(avals):
         jaxpr, _, consts = trace_to_jaxpr_dynamic(
             wrap_init(fn, debug_info=debug_info), list(avals)
         )
@@ -333,7 +333,7 @@ def trace_to_jaxpr(
 
 
 # A function of the user's program is traced as the user has it.
-trace_program = functools.partial(trace_to_jaxpr, promotion=contextlib.nullcontext)
+trace_program = functools.partial(trace_to_jaxpr, mode=contextlib.nullcontext)
 
 
 def new_debug_info(

@@ -89,8 +89,9 @@ def make_dense(
         return dense if is_value(dense) else _compat.as_weak_as(dense, expected)
 
     dense: Any = value
-    while is_value(dense) and not is_enough(dense):
-        dense = materialise(dense, checked)
+    with _compat.bits_of([expected]):
+        while is_value(dense) and not is_enough(dense):
+            dense = materialise(dense, checked)
     return dense
 
 

@@ -185,7 +185,8 @@ class Rewriter(Builder):
             if site is not None:
                 outvars = [targets.get(var) or _fresh(var) for var in outvars]
             if has_value or is_open:
-                results = self.apply(Site(self, eqn, outvars, origin), invals)
+                with _compat.bits_of_equation(eqn):
+                    results = self.apply(Site(self, eqn, outvars, origin), invals)
             elif not renamed and site is None:
                 self.eqns.append(eqn)
                 continue

@@ -44,6 +44,7 @@ class Program:
         "_closed",
         "_constants",
         "_eager",
+        "_needs_64_bits",
         "_steps",
         "_traced",
         "consts",
@@ -65,12 +66,20 @@ class Program:
         self._eager: _Steps | None = None
         self._traced: _Steps | None = None
         self._closed: Any = None
+        variables = (var for eqn in jaxpr.eqns for var in eqn.outvars)
+        self._needs_64_bits = _compat.needs_64_bits(var.aval for var in variables)
 
     def is_cacheable(self) -> bool:
         """Whether the program is the same at each call."""
         return not _compat.has_tracers(self.consts)
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
+        if self._needs_64_bits:
+            with jax.enable_x64(True):
+                return self._run(leaves)
+        return self._run(leaves)
+
+    def _run(self, leaves: Sequence[Any]) -> list[Any]:
         operands = [*self.consts, *leaves]
         if not _compat.makes_jaxpr() or _compat.folds_constants():
             if self._steps is None:

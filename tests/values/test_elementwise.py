@@ -708,6 +708,16 @@ def test_products_of_integers_are_those_of_the_parts_where_these_wrap_as_the_sum
     np.testing.assert_array_equal(got, wide(v.materialise(), x))
 
 
+def test_a_cast_of_parts_is_one_of_their_sum_where_it_is_linear():
+    v = Two(jnp.full((2, 2), 0.5), jnp.full((2, 2), 0.75))
+    cast = lambda dtype: lambda v: v.astype(dtype)
+    got = jaxrewrite.transform(cast("complex64"), materialise="forbid")(v)
+    assert isinstance(got, Two)
+    assert_same(got.materialise(), v.materialise().astype("complex64"))
+    got = jaxrewrite.transform(cast(int), materialise="allow")(v)
+    assert_same(got, v.materialise().astype(int))
+
+
 # --- dtypes -----------------------------------------------------------------------------
 
 DTYPES = ("bool", "int8", "int32", "float16", "bfloat16", "float32", "complex64")

@@ -157,6 +157,7 @@ def test_checks_of_arrays_in_memory_compile_nothing(caplog, xla):
 def test_indices_whose_dtype_does_not_hold_the_number_of_classes():
     for indices in (np.array([0, 127], np.int8), jnp.array([0, 127], jnp.int8)):
         assert values.OneHot(indices, 1000).shape == (2, 1000)
+        assert values.OneHot(0 * indices, 1).shape == (2, 1)
         with pytest.raises(ValueError, match="indices"):
             values.OneHot(indices, 127)
 

@@ -55,8 +55,6 @@ def _placed_and_cast(primitive: Any, x: Any, y: Any, *sizes: Array, **params: An
         )
         return jax.sharding.auto_axes(product, out_sharding=out_sharding)(x, y, *sizes)
     wanted, is_one_dtype = params["preferred_element_type"], x.dtype == y.dtype
-    if wanted is None and is_one_dtype:
-        return NotImplemented
     if wanted is None:
         wanted = _without_preference(x.dtype, y.dtype)
     wide = _wide(x.dtype, y.dtype, wanted)

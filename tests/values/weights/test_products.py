@@ -433,6 +433,16 @@ def test_blocks_that_fit_neither_the_length_nor_the_runs_are_large():
     assert block_for((3 * 1009, 4096), [(3, 4096)], 16) == Block(0, 2**20 // 4096)
 
 
+@pytest.mark.parametrize("shape", [(8, 12), (12, 8)])
+def test_blocks_are_of_rows(shape, monkeypatch):
+    monkeypatch.setattr(in_blocks, "_LEAST", 1)
+    monkeypatch.setattr(in_blocks, "_ENTRIES", {math.inf: 8})
+    monkeypatch.setattr(in_blocks, "may_be_split", lambda: False)
+    w, x = normal(*shape), normal(shape[1], 3, seed=1)
+    product = jax.jit(lambda w, x: in_blocks.multiply(jnp.sin, (w,), x))
+    same(product(w, x), jnp.sin(w) @ x)
+
+
 def test_a_number_of_columns_that_is_not_known_when_it_is_exported(monkeypatch):
     monkeypatch.setattr(in_blocks, "_LEAST", 1)
     monkeypatch.setattr(in_blocks, "may_be_split", lambda: False)

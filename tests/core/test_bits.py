@@ -1,0 +1,98 @@
+"""Programs of which a part has 64 bits, where the rest, and the session, have 32."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from choose import often
+from oracle import make
+from reference import CASES
+
+import jaxrewrite
+from jaxrewrite import ArrayValue, register, testing, values
+
+
+def wide(fn):
+    """A function as a part of a program that has 64 bits."""
+
+    @functools.wraps(fn)
+    def region(*args):
+        with jax.enable_x64(True):
+            return fn(*args)
+
+    return region
+
+
+def third(n):
+    return jnp.arange(float(n)) / 3
+
+
+PROGRAMS = {
+    "a cast": lambda v: jnp.sin(v.astype("float64") * 1e-9) * 1e9,
+    "a product": lambda v: v @ third(v.shape[1]),
+    "from the left": lambda v: third(v.shape[0]) @ v,
+    "a sum": lambda v: v + third(v.shape[1]),
+    "row sums": lambda v: v.astype("float64").sum(1) / 3,
+    "back": lambda v: (v.astype("float64") @ third(v.shape[1])).astype("float32"),
+    "a loop": lambda v: jax.lax.fori_loop(
+        0, 3, lambda i, c: c * (1 + 1e-10), v.astype("float64")
+    ),
+    "a branch": lambda v: jax.lax.cond(
+        v.sum() > 0, lambda v: v.astype("float64") / 3, lambda v: v.astype("float64"), v
+    ),
+    "a batch": lambda v: jax.vmap(lambda x: v @ x)(jnp.full((2, v.shape[1]), 1 / 3)),
+    "integers": lambda v: (v[0, 0] * 0).astype("int64") + 2**40,
+}
+
+
+@pytest.mark.parametrize(
+    "name", often(CASES, ("diagonal", "low_rank", "lora", "quantised", "zero", "sum"))
+)
+def test_a_part_of_a_program_has_its_own_digits(name, bulk):
+    v = make(name)
+    dense = jaxrewrite.materialise(v)
+    for fn in map(wide, PROGRAMS.values()):
+        got = jaxrewrite.transform(fn, materialise="allow")(v)
+        assert_digits(jaxrewrite.materialise(got), fn(dense))
+
+
+def assert_digits(got, want):
+    assert got.dtype == want.dtype
+    # The leaves of a value and its array are rounded to 32 bits before.
+    np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-5, atol=1e-6)
+
+
+def test_no_digit_is_lost_between_a_cast_and_another(bulk):
+    @wide
+    def digits(v):
+        v = v.astype("float64")
+        return ((v - v * (1 + 1e-10)) * 1e10).astype("float32")
+
+    v = values.Diagonal(jnp.array([1.0, 2.0, -3.0]))
+    for fn in (digits, jax.jit(digits)):
+        got = jaxrewrite.materialise(jaxrewrite.transform(fn, materialise="forbid")(v))
+        np.testing.assert_allclose(got, -v.materialise(), rtol=1e-5)
+
+
+class Thirds(ArrayValue):
+    """An array over three."""
+
+    x: jax.Array
+
+    def materialise(self):
+        return self.x / 3
+
+
+@register("mul")
+def _(v: Thirds, y: jax.Array, **params):
+    return Thirds(v.x * y + jnp.zeros(v.x.shape))
+
+
+def test_what_a_rule_makes_has_the_bits_of_the_program():
+    v, y = Thirds(jnp.arange(3.0)), 1 + 1e-12
+    double = wide(lambda v: v.astype("float64") * jnp.float64(y) - v.astype("float64"))
+    got = jaxrewrite.transform(double, materialise="allow")(v)
+    testing.assert_same(got, double(v.materialise()))
+    assert got.dtype == "float64"
