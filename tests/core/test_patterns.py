@@ -344,9 +344,16 @@ def test_numbers_in_the_program():
 
 
 @pytest.mark.parametrize(
-    ("kind", "fit"), [(int, [2, 2.0]), (float, [2, 2.0, 2.5]), (complex, [2j])]
+    ("kind", "fit", "operand"),
+    [
+        (int, [2, 2.0], X),
+        (float, [2, 2.0, 2.5], X),
+        (complex, [2j], X),
+        (int, [2, 2.0], X + 1j),
+        (float, [2, 2.0, 2.5], X + 1j),
+    ],
 )
-def test_a_number_fits_its_annotation(kind, fit):
+def test_a_number_fits_its_annotation(kind, fit, operand):
     def before(x, n):
         return jnp.where(True, x, 0.0) * n  # The literal True is no operand.
 
@@ -356,7 +363,7 @@ def test_a_number_fits_its_annotation(kind, fit):
 
     rules = table((before, after))
     for n in (2, 2.0, 2.5, 2j):
-        report = explain(functools.partial(before, n=n), rules=rules)(X)
+        report = explain(functools.partial(before, n=n), rules=rules)(operand)
         assert len(report.rules) == (repr(n) in map(repr, fit))
 
 

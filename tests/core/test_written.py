@@ -101,6 +101,10 @@ PROGRAMS = {
         lambda x: jnp.take(jnp.zeros(3), jnp.array([9]), mode="fill"),
         Kind.NO_SCALE,
     ),
+    "integers read beyond": (
+        lambda x: jnp.take(jnp.zeros(3, int), jnp.array([9]), mode="fill"),
+        Kind.WRITTEN,
+    ),
     "read within": (lambda x: jnp.take(jnp.zeros(3), jnp.array([9]), mode="clip"), 0),
     "filled beyond": (
         lambda x: jnp.zeros(3).at[jnp.array([9])].get(mode="fill", fill_value=0.0),
