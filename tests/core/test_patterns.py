@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from choose import often, slow
 from jax import lax
+from jax.experimental.layout import Format, Layout
 from jax.extend import core
 from jaxtyping import Array, Float, Int
 from reference.low_rank import LowRank
@@ -1417,5 +1418,11 @@ def test_a_call_with_a_donated_operand_is_not_looked_into(donated):
 def test_a_call_that_places_arrays_is_not_looked_into(where):
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     fn = jax.jit(lambda x, y: x * y, **{where: place})
+    (eqn,) = jax.make_jaxpr(fn)(1.0, 2.0).eqns
+    assert body_of(eqn) is None
+
+
+def test_a_call_that_lays_one_array_out_is_not_looked_into():
+    fn = jax.jit(lambda x, y: x * y, in_shardings=(Format(Layout.AUTO), None))
     (eqn,) = jax.make_jaxpr(fn)(1.0, 2.0).eqns
     assert body_of(eqn) is None
