@@ -189,8 +189,8 @@ def _with_number(written: Written, operand: Any, is_whole: bool = False) -> Any:
     fact = written(operand)
     if not fact.is_number:
         return operand
-    aval = _compat.varying_as(_compat.ShapedArray((), fact.dtype), [operand.aval])
-    return Literal(fact.number, aval if operand.aval.shape else operand.aval)
+    aval = _compat.ShapedArray((), fact.dtype, weak_type=operand.aval.weak_type)
+    return Literal(fact.number, _compat.varying_as(aval, [operand.aval]))
 
 
 def _adopt(adopter: Value, atom: Any, primitive: Primitive | None) -> Any:

@@ -241,12 +241,9 @@ def _of_the_first(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
 
 @transfer("gather")
 def _gather(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
-    fill, dtype = eqn.params["fill_value"], _dtype_of(eqn.outvars[0])
     if eqn.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         return [facts[0]]
-    if fill is None and not _is_inexact(eqn.outvars[0]):
-        return [UNKNOWN]  # The least number of the dtype, or the largest.
-    beyond = filled(np.nan if fill is None else fill, dtype)
+    beyond = filled(eqn.params["fill_value"], _dtype_of(eqn.outvars[0]))
     return [either(facts[0], beyond)]
 
 

@@ -177,12 +177,12 @@ def is_filled_where_parts_are(like: Value, number: Any) -> bool:
 
     The parts have the dtype of the value, so that each can hold the number.
     """
-    own, *parts = avals_of([like, *rule_children(like)[0]])
-    if any(part.dtype != own.dtype for part in parts):
+    dtype, *others = {aval.dtype for aval in avals_of([like, *rule_children(like)[0]])}
+    if others:
         return False
     # A value inside may have a number of its own, which is metadata.
     inside = filter(is_value, children(like)[0])
-    return _fact_about(like, number) == filled(number, own.dtype) and all(
+    return _fact_about(like, number) == filled(number, dtype) and all(
         is_filled_where_parts_are(part, number) for part in inside
     )
 

@@ -439,6 +439,45 @@ def test_the_gradient_of_a_product_that_reads_a_transposed_weight():
     assert_same(got, want, 1e-4)
 
 
+def test_the_gradient_of_a_loop_that_takes_dense_arrays():
+    v, x = lora(64, 64), random(3, 64, 64)
+
+    def loss(v, x):
+        return lax.scan(lambda y, _: (jnp.tanh(y @ v), y.sum()), x, None, length=3)[1].sum()
+
+    assert "dense" in decisions(loss, v, x)
+    got = jax.grad(transform(loss, materialise="cheapest"), (0, 1))(v, x)
+    want = jax.grad(lambda v, x: loss(v.materialise(), x), (0, 1))(v, x)
+    assert_same(got, want, 1e-3)
+
+
+class Costly(jaxrewrite.ArrayValue):
+    """A matrix whose largest entries take longer than those of its array."""
+
+    x: jax.Array
+
+    def materialise(self):
+        return 2 * self.x
+
+
+@jaxrewrite.register("top_k")
+def _(v: Costly, **params):
+    found, at = jaxrewrite.bind(lax.top_k_p, 2 * v.x, **params)
+    return found + 0 * (v.x @ v.x @ v.x).sum(), at
+
+
+def test_the_gradient_of_an_equation_that_has_integers_among_its_results():
+    v = Costly(random(0, 64, 64))
+
+    def loss(v):
+        found, at = lax.top_k(v, 3)
+        return (found * at).sum()
+
+    assert decisions(loss, v) == ["dense"]
+    got = jax.grad(transform(loss, materialise="cheapest"))(v)
+    assert_same(got, jax.grad(lambda v: loss(v.materialise()))(v))
+
+
 # --- results ----------------------------------------------------------------------------------
 
 

@@ -638,6 +638,22 @@ def test_a_static_argument_may_be_one_of_any_keywords(asked):
     assert asked == [2]
 
 
+def test_an_argument_may_be_static_by_its_number_beside_one_by_its_name(asked):
+    @functools.partial(jax.jit, static_argnums=1, static_argnames="mode")
+    def powers(x, power=2, offset=None, mode="plain"):
+        return x**power if offset is None else x**power + offset
+
+    rules = jaxrewrite.Rules()
+
+    @rules.register(powers)
+    def _(v: Twice, y: jax.Array):  # Not by the name: no operand before it is left out.
+        asked.append(y.shape)
+        return powers(2 * v.half, offset=y)
+
+    check(rules, lambda v: powers(v, offset=X), V)
+    assert asked == [X.shape]
+
+
 @functools.partial(jax.jit, static_argnames=("power",))
 def attend(x, power=1, bias=None, mask=None):
     logits = x**power @ x if bias is None else x**power @ x + bias

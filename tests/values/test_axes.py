@@ -495,6 +495,15 @@ def test_a_leaf_with_more_axes_than_the_array_is_written_along_those_of_the_arra
     np.testing.assert_allclose(written.materialise(), want, rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::jaxrewrite.MaterialisationWarning")
+def test_a_part_with_a_leaf_that_is_repeated_along_its_axes_is_written_dense():
+    """One leaf has the axes that its type says, and the other has fewer."""
+    v, part = Rows(numbers((4, 3)), numbers((4,))), Rows(numbers((2, 3)), numbers(()))
+    write = lambda x, part: lax.dynamic_update_slice(x, part, (INDEX[0], 0))
+    written = jaxrewrite.transform(write)(v, part)
+    testing.assert_same(written, write(v.materialise(), part.materialise()))
+
+
 def test_a_part_that_would_reach_beyond_the_end_is_written_at_the_end():
     v, part = Digits(numbers((5, 2))), Digits(numbers((2, 2)))
     write = lambda x, part: lax.dynamic_update_slice(x, part, (jnp.int32(4),))

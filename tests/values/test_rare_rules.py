@@ -125,11 +125,20 @@ def test_a_choice_between_zeros_and_a_constant(p):
     assert [type(x) for x in got] == [Constant, Constant, Zero]
 
 
-def test_zeros_take_the_rows_of_what_is_added_to_them():
+class Doubled(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return 2 * self.x
+
+
+@pytest.mark.parametrize(
+    "row, policy", [(LowRank(X[:1, :2], X[:2]), "forbid"), (Doubled(X[:1]), "allow")]
+)
+def test_zeros_take_the_rows_of_what_is_added_to_them(row, policy):
     """As `lax.add` takes axes of size 1."""
-    row = LowRank(X[:1, :2], X[:2])
     fn = lambda v, w: (lax.add(v, w), lax.add(w, v), lax.sub(v, w), lax.add(v[:1], w))
-    got = agree(fn, Zero((4, 4)), row)
+    got = agree(fn, Zero((4, 4)), row, materialise=policy)
     assert [x.shape for x in got] == [(4, 4)] * 3 + [(1, 4)]
 
 
