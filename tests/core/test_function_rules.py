@@ -879,6 +879,20 @@ def test_calls_that_keep_unused_operands(asked):
 # --- errors -------------------------------------------------------------------------------
 
 
+def test_a_negative_axis_may_be_one_that_no_other_number_is(asked):
+    """The last axis of a result that has one more than the operand."""
+    expand = jax.jit(lambda x, axis: 3 * jnp.expand_dims(x, axis), static_argnames="axis")
+    rules = jaxrewrite.Rules()
+
+    @rules.register(expand)
+    def _(v: Twice, *, axis: int):
+        asked.append(axis)
+        return Twice(expand(v.half, axis))
+
+    check(rules, lambda v: expand(v, -1), V)
+    assert asked == [-1]
+
+
 def test_errors_at_registration():
     rules = jaxrewrite.Rules()
     one = lambda v: v
@@ -888,6 +902,8 @@ def test_errors_at_registration():
         rules.register(jax.nn.softmax)(one)
     with pytest.raises(TypeError, match="got add. .* It becomes 'add'"):
         rules.register(jnp.add)
+    with pytest.raises(TypeError, match="got dot_general. .* It becomes 'dot_general'"):
+        rules.register(lax.dot_general)
     with pytest.raises(TypeError, match="got <lambda>. JAX makes no call"):
         rules.register(lambda x: x + 1)
     of_matrices = lambda x: lax.erf(lax.transpose(x, (1, 0)))
@@ -1063,6 +1079,24 @@ def test_modules_that_name_each_other_are_looked_through_once():
         return jnp.float32(7)
 
     assert jaxrewrite.transform(scope["fn"], rules=rules)(V) == 7
+
+
+MODULE = types.ModuleType("module")
+MODULE.times = times
+
+
+@pytest.mark.parametrize("fn", [lambda x, n: times(x, n), lambda x, n: MODULE.times(x, n)])
+def test_a_name_tells_of_a_call_that_no_trace_has(fn, asked):
+    """An array is no static argument, so that a trace with arrays alone fails."""
+    rules = jaxrewrite.Rules()
+
+    @rules.register(fn)
+    def _(v: Twice, *, n: Literal[2, 3]):
+        asked.append(n)
+        return times(2 * v.half, n)
+
+    check(rules, lambda v: times(v, 3), V)
+    assert asked == [3]
 
 
 def test_a_rule_may_come_before_names_that_its_function_uses():
