@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.layout import Format, Layout
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 import jaxrewrite
@@ -644,6 +645,11 @@ def attend(x, power=1, bias=None, mask=None):
     return logits if mask is None else jnp.where(mask > 0, logits, 0)
 
 
+@functools.partial(jax.jit, static_argnums=1, static_argnames="sign")
+def attend_with_sign(x, power=1, bias=None, mask=None, sign=1):
+    return sign * attend(x, power, bias, mask)
+
+
 @jax.jit
 def total_of(*xs, scale=1):
     return sum(xs) * scale
@@ -680,13 +686,23 @@ LEAVING_OUT = {
         lambda v: total_of(v, scale=M),
     ),
     "keyword": (lambda v, b: SEVEN, lambda v: weighted(v, b=M), lambda v: weighted(v, a=M)),
+    "static by its number": (
+        lambda v, b: SEVEN,
+        lambda v: attend_with_sign(v, 1, M),
+        lambda v: attend_with_sign(v, mask=M),
+    ),
+}
+OTHER_FUNCTIONS = {
+    "after several": total_of,
+    "keyword": weighted,
+    "static by its number": attend_with_sign,
 }
 
 
 @pytest.mark.parametrize("case", LEAVING_OUT)
 def test_an_argument_that_a_call_leaves_out_is_no_other(case):
     rule, call, other = LEAVING_OUT[case]
-    fn = {"after several": total_of, "keyword": weighted}.get(case, attend)
+    fn = OTHER_FUNCTIONS.get(case, attend)
     rules = jaxrewrite.Rules()
     rules.register(fn)(rule)
     run = jaxrewrite.transform(call, rules=rules, materialise="forbid")
@@ -850,11 +866,13 @@ def test_calls_that_write_to_a_reference_are_left_as_they_are(asked):
     assert asked == []
 
 
-def test_placed_calls_are_left_as_they_are(asked):
+@pytest.mark.parametrize(
+    "where", [jax.sharding.SingleDeviceSharding(jax.devices()[0]), Format(Layout.AUTO)]
+)
+def test_placed_calls_are_left_as_they_are(asked, where):
     rules = jaxrewrite.Rules()
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     more = lambda x: x + 1
-    placed = jax.jit(more, out_shardings=device)
+    placed = jax.jit(more, out_shardings=where)
     rules.register(jax.jit(more))(lambda v: asked.append(v))
     check(rules, placed, V, policy="allow")
     assert asked == []
