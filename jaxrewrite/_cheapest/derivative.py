@@ -102,27 +102,24 @@ class _Differentiated:
             [p for p in tree_leaves(operand) if type(tangents[p]) is not SymbolicZero]
             for operand in self._positions()
         ]
-        if self.has_bodies:
-            return self._at_once([p for at in moving for p in at], primals, tangents)
+        if self.has_bodies:  # The tangents of a loop or a call compute the results again.
+            return self._derivative([p for at in moving for p in at], primals, tangents)
         results = self(*primals)
         total = [_zero_tangent(x) for x in results]
         for at in filter(None, moving):
-            more = self._cheaper(at, primals)(*primals, *(tangents[p] for p in at))[1]
+            more = self._derivative(at, primals, tangents)[1]
             total = [
                 t + change if _is_inexact(x) else t
                 for x, t, change in zip(results, total, more, strict=True)
             ]
         return results, total
 
-    def _at_once(
+    def _derivative(
         self, at: Sequence[int], primals: Sequence[Any], tangents: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """The rule of a loop or a call, whose tangents compute the results again."""
-        if not at:
-            results = self(*primals)
-            return results, [_zero_tangent(x) for x in results]
-        derivative = self._cheaper(at, primals)(*primals, *(tangents[p] for p in at))
-        return derivative[0], derivative[1]
+        """The results, and their tangents by some leaves: JAX asks only where some move."""
+        results, changes = self._cheaper(at, primals)(*primals, *(tangents[p] for p in at))
+        return results, changes
 
     def _cheaper(self, at: Sequence[int], primals: Sequence[Any]) -> Callable[..., Any]:
         """The derivative by some leaves in the cheaper way: results, and their tangents."""

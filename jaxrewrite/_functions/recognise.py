@@ -271,7 +271,7 @@ def _by_position(called: Called, count: int, statics: Collection[str]) -> Any:
     ranks = [name for name, p in called.parameters.items() if p.kind in _POSITIONAL]
     names = [name for name in ranks if name not in statics][:count]
     order = tuple(range(count))
-    paths = (*((name,) for name in names), *[()] * (count - len(names)))
+    paths = tuple((name,) for name in names)
     if names == ranks[:count]:
         return order, paths, lambda statics, xs: called.fn(*xs, **statics)
 
@@ -352,7 +352,7 @@ def takes_operands(called: Called, rule: Rule, call: Call) -> bool:
     it names is no other.
     """
     static = {*_compat.static_names(called.fn), *(name for name, _ in call.statics)}
-    given = {path[0] for path in call.paths if path}
+    given = {path[0] for path in call.paths}
     optional, uncertain, is_certain = set(), set(), True
     for name, parameter in called.parameters.items():
         is_optional = parameter.default is not parameter.empty and name not in static

@@ -395,6 +395,23 @@ def test_integers_beside_floats_leave_the_gradient_its_choice():
     assert len(dots_of_gradient("cheapest", 8, program=layers)) == 1
 
 
+def test_integers_among_the_results_have_no_tangent():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("top_k")
+    def _(v: Lora, *, k, **params):
+        return lax.top_k(v.materialise() @ jnp.eye(v.shape[1]), k)  # It is slower.
+
+    largest = lambda v: lax.top_k(v, 2)[0].sum()
+    w = lora(8, 2)
+    (step,) = explain(largest, rules=rules, materialise="cheapest")(w).steps[:1]
+    assert step.decision == "dense"
+    implicit = transform(largest, rules=rules, materialise="cheapest")
+    got = jax.grad(implicit)(w)
+    want = jax.grad(lambda v: largest(v.materialise()))(w)
+    assert_same(got.a, want.a, 1e-5)
+
+
 def test_rules_for_arrays_of_other_programs_leave_the_gradient_its_choice():
     rules, seen = jaxrewrite.Rules(), []
 

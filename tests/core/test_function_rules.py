@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.layout import Format, Layout
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 import jaxrewrite
@@ -660,6 +661,11 @@ def attend(x, power=1, bias=None, mask=None):
     return logits if mask is None else jnp.where(mask > 0, logits, 0)
 
 
+@functools.partial(jax.jit, static_argnums=1, static_argnames="sign")
+def attend_with_sign(x, power=1, bias=None, mask=None, sign=1):
+    return sign * attend(x, power, bias, mask)
+
+
 @jax.jit
 def total_of(*xs, scale=1):
     return sum(xs) * scale
@@ -696,13 +702,23 @@ LEAVING_OUT = {
         lambda v: total_of(v, scale=M),
     ),
     "keyword": (lambda v, b: SEVEN, lambda v: weighted(v, b=M), lambda v: weighted(v, a=M)),
+    "static by its number": (
+        lambda v, b: SEVEN,
+        lambda v: attend_with_sign(v, 1, M),
+        lambda v: attend_with_sign(v, mask=M),
+    ),
+}
+OTHER_FUNCTIONS = {
+    "after several": total_of,
+    "keyword": weighted,
+    "static by its number": attend_with_sign,
 }
 
 
 @pytest.mark.parametrize("case", LEAVING_OUT)
 def test_an_argument_that_a_call_leaves_out_is_no_other(case):
     rule, call, other = LEAVING_OUT[case]
-    fn = {"after several": total_of, "keyword": weighted}.get(case, attend)
+    fn = OTHER_FUNCTIONS.get(case, attend)
     rules = jaxrewrite.Rules()
     rules.register(fn)(rule)
     run = jaxrewrite.transform(call, rules=rules, materialise="forbid")
@@ -866,11 +882,13 @@ def test_calls_that_write_to_a_reference_are_left_as_they_are(asked):
     assert asked == []
 
 
-def test_placed_calls_are_left_as_they_are(asked):
+@pytest.mark.parametrize(
+    "where", [jax.sharding.SingleDeviceSharding(jax.devices()[0]), Format(Layout.AUTO)]
+)
+def test_placed_calls_are_left_as_they_are(asked, where):
     rules = jaxrewrite.Rules()
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     more = lambda x: x + 1
-    placed = jax.jit(more, out_shardings=device)
+    placed = jax.jit(more, out_shardings=where)
     rules.register(jax.jit(more))(lambda v: asked.append(v))
     check(rules, placed, V, policy="allow")
     assert asked == []
@@ -895,6 +913,20 @@ def test_calls_that_keep_unused_operands(asked):
 # --- errors -------------------------------------------------------------------------------
 
 
+def test_a_negative_axis_may_be_one_that_no_other_number_is(asked):
+    """The last axis of a result that has one more than the operand."""
+    expand = jax.jit(lambda x, axis: 3 * jnp.expand_dims(x, axis), static_argnames="axis")
+    rules = jaxrewrite.Rules()
+
+    @rules.register(expand)
+    def _(v: Twice, *, axis: int):
+        asked.append(axis)
+        return Twice(expand(v.half, axis))
+
+    check(rules, lambda v: expand(v, -1), V)
+    assert asked == [-1]
+
+
 def test_errors_at_registration():
     rules = jaxrewrite.Rules()
     one = lambda v: v
@@ -904,6 +936,8 @@ def test_errors_at_registration():
         rules.register(jax.nn.softmax)(one)
     with pytest.raises(TypeError, match="got add. .* It becomes 'add'"):
         rules.register(jnp.add)
+    with pytest.raises(TypeError, match="got dot_general. .* It becomes 'dot_general'"):
+        rules.register(lax.dot_general)
     with pytest.raises(TypeError, match="got <lambda>. JAX makes no call"):
         rules.register(lambda x: x + 1)
     of_matrices = lambda x: lax.erf(lax.transpose(x, (1, 0)))
@@ -1079,6 +1113,24 @@ def test_modules_that_name_each_other_are_looked_through_once():
         return jnp.float32(7)
 
     assert jaxrewrite.transform(scope["fn"], rules=rules)(V) == 7
+
+
+MODULE = types.ModuleType("module")
+MODULE.times = times
+
+
+@pytest.mark.parametrize("fn", [lambda x, n: times(x, n), lambda x, n: MODULE.times(x, n)])
+def test_a_name_tells_of_a_call_that_no_trace_has(fn, asked):
+    """An array is no static argument, so that a trace with arrays alone fails."""
+    rules = jaxrewrite.Rules()
+
+    @rules.register(fn)
+    def _(v: Twice, *, n: Literal[2, 3]):
+        asked.append(n)
+        return times(2 * v.half, n)
+
+    check(rules, lambda v: times(v, 3), V)
+    assert asked == [3]
 
 
 def test_a_rule_may_come_before_names_that_its_function_uses():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import Literal
-from jaxtyping import Array, ArrayLike, Float, Int, Shaped
+from jaxtyping import Array, ArrayLike, Float, Float64, Int, Shaped
 
 import jaxrewrite
 from jaxrewrite import _signatures
@@ -650,6 +650,7 @@ def test_dimension_names_are_shared_by_the_operands(rules):
         (Float[Array, "2"] | int, [2, X[0]], [2.5, X]),
         (A | Float[ArrayLike, ""], [2.5, A(X)], [X]),
         (Array | float, [2, X], []),
+        (Float64[ArrayLike, ""] | Float[Array, "2"], [X[0]], [jnp.float32(2)]),
     ],
 )
 def test_scalars_in_a_union_have_no_axes(rules, annotation, held, refused):

@@ -353,6 +353,26 @@ class FromOne(Own):
         return self, FromOne(jnp.ones_like(self.x), jnp.zeros_like(self.s))
 
 
+class Raised(Own):
+    def materialise(self):
+        return self.x + self.s
+
+
+class RaisedByOne(jaxrewrite.ArrayValue):
+    """It is zero in another type alone."""
+
+    x: jax.Array
+
+    def materialise(self):
+        return self.x + 1
+
+    def join(self, other):
+        raised = Raised(self.x, jnp.float32(1))
+        if isinstance(other, Zeros):
+            return raised, Raised(jnp.zeros_like(self.x), jnp.float32(0))
+        return (raised, other) if isinstance(other, Raised) else NotImplemented
+
+
 class Dated(jaxrewrite.ArrayValue):
     """It is never dense, and computes with the array that it joins."""
 
@@ -460,6 +480,16 @@ def test_types_of_users_need_no_declaration(value, kept):
         for x, is_zero in zip(got, (False, not p), strict=True):
             x = dataclasses.replace(x, x=without_date(x.x)) if kept is Own else x
             assert bool((jaxrewrite.materialise(without_date(x)) == 0).all()) == is_zero
+
+
+def test_a_matrix_inside_stays_one_where_a_type_becomes_one_that_can_be_zero():
+    value = RaisedByOne(Diagonal(W[0]))
+    program = lambda p, v: lax.cond(p, lambda: v, lambda: jnp.zeros((3, 3)))
+    for p in (True, False):
+        got = transform(program, materialise="forbid")(jnp.array(p), value)
+        assert (type(got), type(got.x)) == (Raised, Diagonal)
+        wanted = jnp.where(p, jnp.diag(W[0]) + 1, 0)
+        np.testing.assert_array_equal(jaxrewrite.materialise(got), wanted)
 
 
 def weighted(tree):

@@ -638,6 +638,7 @@ def test_other_padding_makes_a_stack_dense(name, program):
         Product((Permutation(ORDERS), Diagonal(uniform(2, N)))),
         Lora(Permutation(ORDERS), uniform(2, N, 1), uniform(2, 1, N)),
         Quantised.quantise(uniform(N, N), axis=1),
+        Lora(Permutation(ORDERS), uniform(2, N, 1), uniform(2, 1, N)),
     ],
 )
 def test_a_stack_that_is_not_zero_by_its_leaves_is_padded_dense(value):

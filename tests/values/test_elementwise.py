@@ -437,6 +437,12 @@ def test_a_number_that_is_metadata_is_not_taken_for_another(number):
     check(CHOICES | CHOICES_WITHOUT_ZEROS, v)
 
 
+def test_an_infinity_is_no_index_of_an_entry():
+    check(
+        {"of infinity": lambda v: jnp.where(v > 0.5, -jnp.inf, v)}, WITH_ZEROS["Sparse"]()
+    )
+
+
 def test_known_zeros_of_both_signs_are_two_numbers():
     zeros = [Constant(Known(zero, jnp.dtype("float32")), (2,)) for zero in (0.0, -0.0)]
     assert not jaxrewrite.same_structure(*zeros)
