@@ -87,7 +87,9 @@ class Rule:
         except InconclusiveDimensionOperation:  # As in `call_rule`, with one frame fewer.
             return NotImplemented
         except Exception as error:
-            add_note(error, f"jaxrewrite: raised by the rule {self}.")
+            is_in_order = ", on operands in the order of the program (exchange='types')"
+            how = is_in_order if self.is_twin and not self.mirrored else ""
+            add_note(error, f"jaxrewrite: raised by the rule {self}{how}.")
             if isinstance(error, RecursionError):
                 add_note(
                     error,

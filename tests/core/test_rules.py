@@ -533,6 +533,19 @@ def test_an_error_tells_whether_the_rule_had_its_operands_exchanged(rules):
         assert note.endswith(", mirrored.") == is_mirrored
 
 
+def test_an_error_tells_that_the_operands_are_in_the_order_of_the_program(rules):
+    @rules.register("mul", exchange="types")
+    def of_the_first(v: A, x: ArrayLike, **params):
+        return A(v.x * x)
+
+    double = jaxrewrite.transform(lambda v: 2 * v, rules=rules)
+    with pytest.raises(AttributeError, match="no attribute x") as caught:
+        double(A(X))
+    (note,) = [x for x in caught.value.__notes__ if "raised by the rule" in x]
+    assert note.endswith(", on operands in the order of the program (exchange='types').")
+    assert applied(rules, lambda v: v * 2, A(X)) == 1
+
+
 def test_what_a_rule_computes_is_under_the_policy_of_the_program(rules):
     @rules.register("sin")
     def _(v: A, **params):
