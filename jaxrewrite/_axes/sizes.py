@@ -34,6 +34,19 @@ def are_known(*sizes: int) -> bool:
     return all(isinstance(n, int) for n in sizes)
 
 
+def known(n: int) -> int:
+    """A size, for an algorithm that is for one number.
+
+    Raises
+    ------
+    InconclusiveDimensionOperation
+        If it is symbolic. A rule then declines.
+    """
+    if are_known(n):
+        return n
+    raise InconclusiveDimensionOperation(f"The size {n} is not known.")
+
+
 def count_of(start: int, stop: int, step: int) -> int:
     """How many indices a range has."""
     return -(-(stop - start) // step)

@@ -13,7 +13,15 @@ from oracle import make, materialised, transform
 import jaxrewrite
 from jaxrewrite._axes import sizes
 from jaxrewrite.testing import assert_same
-from jaxrewrite.values import Diagonal
+from jaxrewrite.values import (
+    Circulant,
+    Diagonal,
+    LowRank,
+    Permutation,
+    Sum,
+    Toeplitz,
+    Tridiagonal,
+)
 
 
 (B,) = jax.export.symbolic_shape("b")
@@ -122,6 +130,64 @@ def test_the_leaves_of_a_value_may_have_symbolic_sizes(bulk):
     assert_same(program.call(v, x), materialised(fn)(v, x), 1e-5)
 
 
+(K,) = jax.export.symbolic_shape("k", constraints=["k >= 4"])
+
+
+def spread(k):
+    return jnp.linspace(1.0, 2.0, k).at[0].add(k)
+
+
+MATRICES = {
+    "circulant": (Circulant(floats(K)), lambda k: Circulant(spread(k))),
+    "diagonal": (Diagonal(floats(K)), lambda k: Diagonal(spread(k))),
+    "permutation": (
+        Permutation(indices(K)),
+        lambda k: Permutation(jnp.roll(jnp.arange(k), 2)),
+    ),
+    "sum": (
+        Sum((Diagonal(floats(K)), LowRank(floats(K, 1), floats(1, K)))),
+        lambda k: Sum((Diagonal(spread(k)), LowRank(jnp.ones((k, 1)), jnp.ones((1, k))))),
+    ),
+    "toeplitz": (Toeplitz(floats(K), floats(K)), lambda k: Toeplitz(*[spread(k)] * 2)),
+    "tridiagonal": (
+        Tridiagonal(floats(K - 1), floats(K), floats(K - 1)),
+        lambda k: Tridiagonal(spread(k)[1:], 5 * spread(k), spread(k)[1:]),
+    ),
+}
+ALGEBRA = {
+    "product": lambda v, x: v @ x,
+    "from the left": lambda v, x: x @ v @ v,
+    "solve": jnp.linalg.solve,
+    "inverse": lambda v, x: jnp.linalg.inv(v) @ x,
+    "determinant": lambda v, x: jnp.linalg.slogdet(v),
+    "triangle": lambda v, x: jnp.tril(v) @ x,
+    "exponentials": lambda v, x: jnp.exp(v / 9) @ x,
+    "inner product": lambda v, x: jnp.einsum("ij,ij->", v, v),
+}
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+def test_matrices_of_any_size_are_exported_as_their_arrays_are(kind, bulk):
+    symbolic, of_size = MATRICES[kind]
+    fn = jaxrewrite.transform(
+        lambda v, x: {name: program(v, x) for name, program in ALGEBRA.items()},
+        materialise="allow",
+    )
+    jax.eval_shape(fn, symbolic, floats(K))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGEBRA)
+@pytest.mark.parametrize("kind", MATRICES)
+def test_exported_programs_take_a_matrix_of_any_size(kind, name, bulk):
+    symbolic, of_size = MATRICES[kind]
+    fn = jax.jit(jaxrewrite.transform(ALGEBRA[name], materialise="allow"))
+    exported = jax.export.export(fn)(symbolic, floats(K))
+    for k in (4, 7):
+        v, x = of_size(k), jnp.linspace(-1.0, 1.0, k)
+        assert_same(exported.call(v, x), ALGEBRA[name](v.materialise(), x), 1e-3)
+
+
 class Halved(jaxrewrite.ArrayValue):
     """An array of a user, who thinks of numbers."""
 
@@ -158,5 +224,8 @@ def test_what_is_known_of_sizes():
     assert sizes.common_divisor(B, 4 * B) == B and sizes.common_divisor(B, 4) == 1
     assert sizes.common_divisor(6, 4) == 2
     assert sizes.common_multiple(B, 1, 4 * B) == 4 * B and sizes.common_multiple(6, 4) == 12
+    assert sizes.known(4) == 4
+    with pytest.raises(jax.errors.InconclusiveDimensionOperation, match="b is not known"):
+        sizes.known(B)
     with pytest.raises(jax.errors.InconclusiveDimensionOperation, match="b, 4 is not"):
         sizes.common_multiple(B, 4)

@@ -8,5 +8,6 @@ from jaxrewrite._axes.sizes import (
     is_at_most as is_at_most,
     is_divisor as is_divisor,
     is_less as is_less,
+    known as known,
     least_bound as least_bound,
 )

@@ -13,6 +13,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
+from .._base.sizes import are_known
 from .._base.structured import as_inexact, differs, zero_unless
 from .determinant import Determinant
 from .matrix import Matrix, check_square, nan_if_any_is, on_axis, solve_columns, unpivoted
@@ -479,7 +480,7 @@ class Tridiagonal(_Bands):
             step,
             (one, jnp.zeros_like(one)),
             (jnp.moveaxis(main, -1, 0), jnp.moveaxis(squared, -1, 0)),
-            unroll=4,
+            unroll=4 if are_known(self.shape[-1]) else 1,
         )
         sizes = Determinant.of(sizes).times(Determinant.of(jnp.moveaxis(more, 0, -1)))
         return Determinant.of(last[..., None]).times(sizes)

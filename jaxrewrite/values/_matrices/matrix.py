@@ -381,7 +381,7 @@ def solve_factor(
 def unpivoted(v: Matrix) -> tuple[Any, Any]:
     """The pivots and the permutation of an LU factorisation that exchanges no rows."""
     rows = jnp.arange(min(v.shape[-2:]), dtype=jnp.int32)
-    everywhere = jnp.broadcast_to(rows, (*v.batch, len(rows)))
+    everywhere = jnp.broadcast_to(rows, (*v.batch, *rows.shape))
     return everywhere, everywhere
 
 

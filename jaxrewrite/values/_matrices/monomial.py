@@ -18,6 +18,7 @@ import jaxrewrite
 from jaxrewrite import register
 from jaxrewrite.extend import Zeros
 
+from .._base.sizes import known
 from .._base.structured import (
     are_rows_of_identity,
     batch_of,
@@ -668,7 +669,7 @@ def _first_of_cycle(order: Any) -> Any:
     """The least index in the cycle of each index; the length of the jumps doubles."""
     n = order.shape[-1]
     first = jnp.broadcast_to(jnp.arange(n, dtype=order.dtype), order.shape)
-    for _ in range(n.bit_length()):
+    for _ in range(known(n).bit_length()):
         first = jnp.minimum(first, _at(first, order))
         order = _at(order, order)
     return first
@@ -684,7 +685,7 @@ def _exchanges(rows: Any) -> Any:
     positions = jnp.broadcast_to(jnp.arange(rows.shape[-1], dtype=rows.dtype), rows.shape)
     jump = greatest = rows
     jumps = []
-    for _ in range(rows.shape[-1].bit_length()):
+    for _ in range(known(rows.shape[-1]).bit_length()):
         jumps.append((jump, greatest))
         greatest = jnp.maximum(greatest, _at(greatest, jump))
         jump = _at(jump, jump)

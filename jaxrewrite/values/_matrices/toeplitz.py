@@ -13,6 +13,7 @@ from jaxtyping import Array, Shaped
 import jaxrewrite
 from jaxrewrite import register
 
+from .._base.sizes import known
 from .._base.structured import (
     as_inexact,
     batch_of,
@@ -137,7 +138,7 @@ class Toeplitz(Matrix):
 
     def materialise(self) -> Any:
         i, j = (jnp.arange(n) for n in self.shape[-2:])
-        return self.diagonals()[..., i[:, None] - j[None] + len(j) - 1]
+        return self.diagonals()[..., i[:, None] - j[None] + self.row.shape[-1] - 1]
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         if not inexact(self.column):
@@ -446,7 +447,7 @@ def _wide(dtype: Any) -> Any:
 
 def _fast_size(n: int) -> int:
     """The least number from n on, or from 1, with no prime factors but 2, 3 and 5."""
-    n = max(n, 1)
+    n = max(known(n), 1)
     while True:
         rest = n
         for prime in (2, 3, 5):
@@ -458,12 +459,13 @@ def _fast_size(n: int) -> int:
 
 
 def _fourier(transform: Any, x: Any, axis: int = -1, norm: str | None = None) -> Any:
+    known(x.shape[axis])  # JAX has no program of a transform for all sizes.
     return _along(axis, lambda x: transform(x, norm=norm), x)
 
 
 def _circular(combine: Any, kernel: Any, x: Any, axis: int, size: int) -> Any:
     """Multiply, or divide, the spectra of an array and of a kernel along an axis."""
-    dtype = jnp.result_type(kernel, x)
+    size, dtype = known(size), jnp.result_type(kernel, x)
     forward, back = jnp.fft.rfft, jnp.fft.irfft
     if jnp.issubdtype(dtype, jnp.complexfloating):
         forward, back = jnp.fft.fft, jnp.fft.ifft

@@ -33,6 +33,7 @@ from jax import lax
 
 import jaxrewrite
 
+from .._base.sizes import are_known
 from .._base.structured import inexact
 from .algebra import LinearAlgebra, dot, dot_of, known_or
 from .determinant import Determinant, power_of_two
@@ -340,7 +341,9 @@ def _(total: Sum) -> SumSolver | None:
     pairs = [x.as_matrices() for x in low]
     if not low or not rest or None in pairs or not inexact(total):
         return None
-    if max(1, sum(x.rank for x in low)) > _LARGEST_RANK * total.shape[-1]:
+    if not are_known(total.shape[-1]) or (
+        max(1, sum(x.rank for x in low)) > _LARGEST_RANK * total.shape[-1]
+    ):
         return None
     base = as_diagonal(sum_of(rest))
     if not isinstance(base, LinearAlgebra) or not base.solvable or not _is_light(base):
