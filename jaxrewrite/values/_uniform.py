@@ -21,6 +21,7 @@ from jaxrewrite.extend import Zeros
 
 from ._base.contract import labels, sides, transpose
 from ._base.gathers import fills
+from ._base.scatters import SCATTER, applies_function
 from ._base.structured import (
     Structured,
     batch_of,
@@ -439,9 +440,7 @@ def _dense(x: Any) -> Any:
 
 
 # What is written into an array makes another array.
-_SCATTER = tuple(
-    f"scatter{suffix}" for suffix in ("", "-add", "-sub", "-mul", "-min", "-max")
-)
+_SCATTER = ("scatter-mul", *SCATTER)
 
 
 @register("dynamic_update_slice")
@@ -597,8 +596,7 @@ def _(v: Zero, update: Zero, *indices: Array) -> Any:
 
 @register(*_SCATTER)
 def _(v: Zero, indices: Array, update: Zero, *, primitive: Any, **params: Any) -> Any:
-    applies_function = primitive.name == "scatter" and params["update_jaxpr"] is not None
-    return NotImplemented if applies_function else v
+    return NotImplemented if applies_function(primitive, params) else v
 
 
 @register(*_OTHERS, exchange="types")

@@ -468,33 +468,6 @@ def test_the_gradient_of_a_loop_that_takes_dense_arrays():
     assert_same(got, want, 1e-3)
 
 
-class Costly(jaxrewrite.ArrayValue):
-    """A matrix whose largest entries take longer than those of its array."""
-
-    x: jax.Array
-
-    def materialise(self):
-        return 2 * self.x
-
-
-@jaxrewrite.register("top_k")
-def _(v: Costly, **params):
-    found, at = jaxrewrite.bind(lax.top_k_p, 2 * v.x, **params)
-    return found + 0 * (v.x @ v.x @ v.x).sum(), at
-
-
-def test_the_gradient_of_an_equation_that_has_integers_among_its_results():
-    v = Costly(random(0, 64, 64))
-
-    def loss(v):
-        found, at = lax.top_k(v, 3)
-        return (found * at).sum()
-
-    assert decisions(loss, v) == ["dense"]
-    got = jax.grad(transform(loss, materialise="cheapest"))(v)
-    assert_same(got, jax.grad(lambda v: loss(v.materialise()))(v))
-
-
 # --- results ----------------------------------------------------------------------------------
 
 

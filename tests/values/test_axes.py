@@ -511,28 +511,6 @@ def test_a_part_that_would_reach_beyond_the_end_is_written_at_the_end():
     testing.assert_same(written.materialise(), write(v.materialise(), part.materialise()))
 
 
-class Columns(ArrayValue):
-    """A matrix with a multiplier for each column."""
-
-    x: Array
-    scale: Array
-    axes = {"self": "i j", "x": "i j", "scale": "j"}
-
-    def aval(self):
-        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
-
-    def materialise(self):
-        return self.x * self.scale
-
-
-@pytest.mark.parametrize("shapes", [((4,), (4,)), ((1, 4), (1, 4))])
-def test_a_part_with_other_axes_than_its_type_declares_is_written_as_an_array(shapes):
-    v, part = Columns(numbers((3, 4)), numbers((4,))), Columns(*map(numbers, shapes))
-    write = lambda x, part: x.at[2 if part.ndim == 1 else INDEX[:1]].set(part)
-    written = jaxrewrite.transform(write, materialise="allow")(v, part)
-    testing.assert_same(written, write(v.materialise(), part.materialise()))
-
-
 def test_a_slice_of_whole_blocks_has_a_scale_for_each():
     part = jaxrewrite.transform(lambda v: v[:2, :4], materialise="forbid")(BLOCKS)
     assert part.codes.shape == (2, 4) and part.scale.shape == (1, 2)

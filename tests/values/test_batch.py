@@ -636,7 +636,6 @@ def test_other_padding_makes_a_stack_dense(name, program):
     [
         Permutation(ORDERS),
         Product((Permutation(ORDERS), Diagonal(uniform(2, N)))),
-        Lora(Permutation(ORDERS), uniform(2, N, 1), uniform(2, 1, N)),
         Quantised.quantise(uniform(N, N), axis=1),
         Lora(Permutation(ORDERS), uniform(2, N, 1), uniform(2, 1, N)),
     ],

@@ -8,7 +8,7 @@ number, and for operands that are other values, which become fields of the resul
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,6 +20,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, register
 from jaxrewrite.primitives import BINARY
 
+from .._base.scatters import SCATTER
 from .._base.structured import fields_of
 from .operators import Carrying
 
@@ -29,9 +30,6 @@ TWO = (
     *("select_and_gather_add", "select_and_scatter_add"),
 )
 """Primitives of two operands, each of which may be annotated."""
-
-SCATTER = ("scatter", "scatter-add", "scatter-sub", "scatter-max", "scatter-min")
-"""Updates that are entries of the array, or are added to some; ``scatter-mul`` is another."""
 
 SEVERAL = (
     *("clamp", "concatenate", "dynamic_update_slice", "select_n", "sort", "stack"),
@@ -226,11 +224,6 @@ def annotation_rule(
         return fn
 
     return decorate
-
-
-def applies_function(primitive: Any, params: Mapping[str, Any]) -> bool:
-    """Whether a scatter is ``x.at[i].apply(f)``, which has the name of ``x.at[i].set(y)``."""
-    return primitive.name == "scatter" and params["update_jaxpr"] is not None
 
 
 def _is_other(x: Any, cls: type[ArrayValue]) -> bool:

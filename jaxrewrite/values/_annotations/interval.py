@@ -16,13 +16,12 @@ from jaxtyping import Array
 from jaxrewrite.primitives import COMPARISON, DECREASING, INCREASING, UNARY
 
 from .._base import in_blocks
+from .._base.scatters import SCATTER, applies_function
 from .._base.sizes import is_at_most
 from .._base.structured import disproved, inexact, promoted
 from .declaration import (
     MOVING,
-    SCATTER,
     annotation_rule,
-    applies_function,
     highest,
     like,
     lowest,

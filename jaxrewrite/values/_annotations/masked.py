@@ -23,8 +23,9 @@ from jaxrewrite.primitives import BINARY, UNARY
 
 from .._base import in_blocks
 from .._base.contract import along_result, sides
+from .._base.scatters import applies_function
 from .._base.structured import inexact
-from .declaration import MOVING, annotation_rule, applies_function, highest, like, lowest
+from .declaration import MOVING, annotation_rule, highest, like, lowest
 from .named import Named
 from .operators import Carrying
 from .tagged import Tagged

@@ -16,7 +16,8 @@ import jaxrewrite
 from jaxrewrite.primitives import BINARY, CUMULATIVE, REDUCTION, UNARY
 
 from .._base.contract import labels
-from .declaration import SCATTER, Annotated, annotation_rule, mapped
+from .._base.scatters import SCATTER
+from .declaration import Annotated, annotation_rule, mapped
 
 
 Names = tuple[str | None, ...]

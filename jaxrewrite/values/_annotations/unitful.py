@@ -15,14 +15,13 @@ from jaxtyping import Array
 
 import jaxrewrite
 
+from .._base.scatters import SCATTER, applies_function
 from .._base.structured import inexact
 from .declaration import (
     MOVING,
     REDUCING,
-    SCATTER,
     Annotated,
     annotation_rule,
-    applies_function,
     mapped,
 )
 from .units import (

@@ -20,9 +20,12 @@ def power_of_two(exponent: Any) -> Any:
     """
     exponent = lax.stop_gradient(exponent)
     exponent = jnp.where(jnp.isfinite(exponent), jnp.floor(exponent), 0)
-    most = -jnp.finfo(exponent.dtype).minexp
+    info = jnp.finfo(exponent.dtype)
+    most = -info.minexp
     exponent = jnp.clip(exponent, -most, most)
-    return jnp.ldexp(jnp.ones_like(exponent), exponent.astype(jnp.int32))
+    # `jnp.ldexp` is compiled in the mode of the session, also where the program has 64 bits.
+    biased = exponent.astype(f"int{info.bits}") + (most + 1)
+    return lax.bitcast_convert_type(biased << info.nmant, exponent.dtype)
 
 
 class Determinant(NamedTuple):
