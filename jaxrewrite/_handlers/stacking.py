@@ -149,8 +149,8 @@ def element_within(site: Site, x: Value, depth: int) -> Any:
     for length in aval_of(x).shape[:depth]:
         if not _can_be_sliced(site, like, length):
             return None
-        form, like = element(form), element(tree_map(Var, sliced(like, length)))
-    return form
+        like = element(tree_map(Var, sliced(like, length)))
+    return tree_unflatten(tree_structure(like), tree_leaves(form))
 
 
 def _has_spread(x: Value, form: Value) -> bool:
@@ -206,8 +206,13 @@ def stacked(site: Site, x: Operand, length: int, expected: Aval) -> Operand:
 
 def restacked(site: Site, x: Operand, lengths: Sequence[int]) -> Operand:
     """An `element_within` as one value again, along leading axes of these lengths."""
-    for length in reversed(lengths):
-        x = _stack(site, x, length)
+    leaves = tree_leaves(x)
+    for depth in reversed(range(len(lengths))):
+        inner = on_vars(x)
+        for length in lengths[:depth]:
+            inner = tree_map(Var, sliced(inner, length))
+        stack = _stack(site.scratch(), inner, lengths[depth])
+        x = tree_unflatten(tree_structure(stack), leaves)
     return x
 
 

@@ -605,6 +605,29 @@ def test_a_stack_with_zeros_between_its_elements_is_a_stack(name):
     agrees(PADDINGS, value)
 
 
+def test_padding_of_a_batched_has_elements_of_the_type():
+    rows = [Doubled(uniform(N), uniform(1)) for _ in range(2)]
+    result = implicit(PADDINGS["around"])(jaxrewrite.stack(rows))
+    assert type(result.element) is Doubled and result.length == 5
+    grid = jaxrewrite.stack([jaxrewrite.stack(rows)] * 3)
+    both = padded(0, (1, 0, 0), (0, 2, 1))
+    result = implicit(both)(grid)
+    assert (type(result.element), type(result.element.element)) == (
+        jaxrewrite.Batched,
+        Doubled,
+    )
+    agrees({"both": both}, grid)
+
+
+@pytest.mark.parametrize(
+    "config", [[(1, 1, 0)], [(1, 0, 0), (1, 2, 0)], [(0, 0, 0), (2, 0, 1)]]
+)
+def test_zeros_around_labels_that_are_a_batched(config):
+    value = jaxrewrite.Batched(values.Tagged(uniform(2, N), "row"), 2)
+    assert type(jax.eval_shape(implicit(padded(0, *config)), value)) is values.Tagged
+    agrees({"padded": padded(0, *config)}, value)
+
+
 def test_zeros_between_elements_lie_inside_of_units():
     stack = Unitful(Diagonal(uniform(2, N)), "m")
     twice = lambda v: PADDINGS["around"](PADDINGS["between"](v))
