@@ -462,7 +462,26 @@ def derivative(value: Value, leaf_tangents: Value) -> ArrayOrValue:
     )
     if any(map(is_value, children)):
         apply = transform(apply, materialise="allow")
-    return apply(children, tangents)
+    tangent = apply(children, tangents)
+    return tangent if _is_sum_of_linear(tangent) else _as_dense_as_can_be(tangent)
+
+
+def _is_sum_of_linear(tangent: ArrayOrValue) -> bool:
+    """Whether a type is linear in its arrays wherever a tangent has any.
+
+    A sum of others may mix the factors that are tangents with those that are not. For example,
+    the sum of ``dt @ b`` and ``a @ dt`` as one product of low rank is ``[dt, a] @ [b; dt]``,
+    which JAX cannot transpose.
+    """
+    if not is_value(tangent):
+        return True
+    children = parts(tangent)[0]
+    is_in_its_arrays = (
+        all(map(is_value, children))
+        or (type(tangent).outer > 0 and len(children) == 1)
+        or (_has_tangent_hook(tangent) and tangent.tangent(tangent) is not NotImplemented)
+    )
+    return is_in_its_arrays and all(map(_is_sum_of_linear, children))
 
 
 def _tangent_by_type(
