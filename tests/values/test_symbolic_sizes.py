@@ -16,6 +16,7 @@ from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
     Circulant,
     Diagonal,
+    Interval,
     LowRank,
     Permutation,
     Sum,
@@ -211,6 +212,17 @@ def test_a_rule_declines_where_it_compares_symbolic_sizes():
         program = jax.export.export(jax.jit(transform(fn)))(Halved(floats(B)))
         x = jnp.arange(3.0)
         assert_same(program.call(Halved(x)), fn(x / 2))
+
+
+def test_bounds_of_a_product_are_as_close_for_a_symbolic_size():
+    """A sum of any length was taken for one of a million."""
+    product = transform(lambda x, v: x @ v)
+    exported = jax.export.export(jax.jit(product))(
+        floats(K), Interval(floats(K), floats(K))
+    )
+    args = jnp.ones(5), Interval(jnp.arange(5.0), jnp.arange(5.0) + 1)
+    bounds, expected = exported.call(*args), product(*args)
+    assert_same((bounds.lower, bounds.upper), (expected.lower, expected.upper), 1e-6)
 
 
 def test_what_is_known_of_sizes():

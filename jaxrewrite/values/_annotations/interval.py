@@ -659,9 +659,15 @@ def _rounding(x: Any, y: Any, primitive: Any, params: Any) -> tuple[Any, Any]:
         summed = tuple(axis for axis in range(y.ndim) if axis != out)
         count = math.prod(y.shape[axis] for axis in summed)
         size = x_size.max(initial=0) * y_size.sum(summed).max(initial=0)
-    count = count if isinstance(count, int) else 2**20
-    units = min(2 * count + 2, 6 * math.sqrt(count) + 2)
-    return size, units / 2 * float(jnp.finfo(size.dtype).eps) * size
+    return size, _units(count) / 2 * float(jnp.finfo(size.dtype).eps) * size
+
+
+def _units(count: Any) -> Any:
+    """How many units in the last place a sum of so many products may be off."""
+    if isinstance(count, int):
+        return min(2 * count + 2, 6 * math.sqrt(count) + 2)
+    number = jnp.asarray(count).astype("float32")  # Of a symbolic size.
+    return jnp.minimum(2 * number + 2, 6 * jnp.sqrt(number) + 2)
 
 
 def _sizes(a: Any, radius: Any, is_first: bool, primitive: Any, params: Any) -> Any:
