@@ -137,9 +137,7 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         rewritten = builder.finish(
             tree_leaves(symbolic), outvars, items_tree, jaxpr.debug_info
         )
-        program = rewritten.jaxpr
-        if any(map(is_value, inputs.likes)):
-            program = without_shared_donations(program)
+        program = without_shared_donations(rewritten.jaxpr)
     if settings.recorder is not None:
         settings.recorder.add_program(jaxpr, program)
     warn(rewritten.warnings)

@@ -97,6 +97,26 @@ def test_a_leaf_that_something_else_holds_is_not_donated(fn):
     assert_same(jaxrewrite.materialise(out), want, 1e-6)
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [lambda call, x: (call(-x, x + 1), x), lambda call, x: call(-x, -x * 2.0)],
+    ids=["used later", "twice"],
+)
+def test_an_array_that_a_rule_for_arrays_puts_into_values_is_not_donated(fn):
+    rules = jaxrewrite.Rules()
+
+    @rules.register("neg")
+    def _(x: jax.Array):
+        return Scaled(x, jnp.float32(-1))
+
+    both = lambda a, b: (a, 3.0 * b)
+    donating = jax.jit(both, donate_argnums=(0, 1))
+    x = jnp.ones((4, 3))
+    want = fn(both, 2 * x)
+    out = transform(lambda x: fn(donating, 2 * x), rules=rules, materialise="allow")(x)
+    assert_same(jaxrewrite.materialise(out), want, 1e-6)
+
+
 def test_what_the_program_makes_is_donated():
     call = jax.jit(lambda a, b: a * b, donate_argnums=0)
     (eqn,) = jit_equations(lambda v, y: call(jnp.sin(v), y), scaled(), jnp.ones((4, 3)))
