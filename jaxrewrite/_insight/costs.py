@@ -120,8 +120,8 @@ def bytes_of(aval: Any) -> float:
     if not hasattr(aval, "shape"):
         return 0.0
     dtype = aval.dtype
-    is_narrow = jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8
-    width = jnp.iinfo(dtype).bits / 8 if is_narrow else dtype.itemsize
+    is_integer = jnp.issubdtype(dtype, jnp.integer)
+    width = jnp.iinfo(dtype).bits / 8 if is_integer else dtype.itemsize
     return math.prod(aval.shape) * width
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from jax.tree_util import tree_leaves
 
 from .. import _compat
-from .._compat import DropVar, Jaxpr, JaxprEqn, Var
+from .._compat import Jaxpr, JaxprEqn, Var
 from .._core.annotations import name_of, written
 from .._core.avals import aval_of
 from .._core.dense import NO_RULE
@@ -231,10 +231,7 @@ def _met_a_value(record: Record) -> bool:
 def _step(record: Record, live: Set[Any], times: int | None, caller: SourceLine) -> Step:
     eqn = record.site.eqn
     added = [
-        new
-        for new in record.added
-        if id(new) in live
-        or any(type(var) is not DropVar and var in live for var in new.outvars)
+        new for new in record.added if id(new) in live or not live.isdisjoint(new.outvars)
     ]
     before = costs.of_equation(eqn)
     after = costs.total(map(costs.of_equation, added))

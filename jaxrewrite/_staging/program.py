@@ -122,15 +122,9 @@ class Program:
             outvars = dict.fromkeys(
                 var for var in jaxpr.outvars if type(var) is Var and var not in invars
             )
-            body = jaxpr
-            if len(outvars) < len(jaxpr.outvars):
-                body = _compat.new_jaxpr(
-                    jaxpr.invars,
-                    list(outvars),
-                    jaxpr.eqns,
-                    jaxpr.debug_info,
-                    jaxpr.is_high,
-                )
+            body = _compat.new_jaxpr(
+                jaxpr.invars, list(outvars), jaxpr.eqns, jaxpr.debug_info, jaxpr.is_high
+            )
             self._closed = _compat.close_jaxpr(body)
         results = _compat.call_in_current_trace(self._closed, operands)
         env: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
