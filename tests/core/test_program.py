@@ -37,6 +37,16 @@ def test_a_short_program_is_appended():
     assert eqn.primitive.name == "neg"
 
 
+@pytest.mark.parametrize(("turns", "count"), [(31, 32), (32, 1)])
+def test_a_program_is_called_from_33_equations_on(turns, count):
+    def program(v, x):
+        for _ in range(turns):
+            x = jnp.tanh(x)
+        return -v, x
+
+    assert len(equations(transform(program), V, Y)) == count
+
+
 def test_a_long_program_is_called_under_its_own_name():
     transformed = transform(long_program)
     (eqn,) = equations(transformed, V, Y)
@@ -164,6 +174,15 @@ def test_nothing_is_called_where_jit_is_disabled():
     np.testing.assert_allclose(s, by_hand(V.x, V.scale, Y)[1], rtol=1e-5)
 
 
+def test_a_number_among_the_results_is_an_array_of_jax():
+    run = transform(lambda v: (-v, jnp.float32(3), jnp.asarray(3)))
+    # An array of NumPy is not compiled as a whole.
+    for v in (V, Scaled(np.ones(3, np.float32), V.scale)):
+        for got, dtype in zip(run(v)[1:], ("float32", "int32"), strict=True):
+            assert isinstance(got, jax.Array)
+            assert (got, got.dtype) == (3, dtype)
+
+
 def test_transforms_of_transforms_rewrite_a_called_program():
     """The outer one rewrites the call as it would any jitted function's."""
     only_first = transform(long_program, filter_spec=lambda v: v is V)
@@ -234,6 +253,21 @@ def test_a_rule_of_which_a_part_is_dead():
         run = transform(program, rules=rules, materialise="forbid")
         got = run(PAIR, Y)
         jax.tree.map(np.testing.assert_allclose, got, jax.jit(run)(PAIR, Y))
+
+
+def test_a_rule_of_which_the_part_that_needs_an_operand_is_dead():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("mul")
+    def _(v: Pair, y: jax.Array, **params):
+        return Pair(v.a + 1, v.b * y)
+
+    @rules.register("neg")
+    def _(v: Pair):
+        return v.a - 2
+
+    run = transform(lambda v, y: -(v * jnp.tanh(y)), rules=rules)
+    np.testing.assert_allclose(run(PAIR, Y), Y - 1)
 
 
 def test_a_rule_that_ignores_an_operand():
@@ -311,9 +345,10 @@ def test_rules_are_differentiated_as_one_call_and_keep_their_line():
     eqns = jax.make_jaxpr(jax.grad(total))(PAIR, Y).eqns
     calls = [e for e in eqns if e.params.get("name") == "product"]
     assert len(calls) >= 2
+    first = test_rules_are_differentiated_as_one_call_and_keep_their_line.__code__
     for call in calls:
         file, line, function = _compat.source_location(call.source_info)
-        assert file == __file__
+        assert (file, line) == (__file__, first.co_firstlineno + 1)
         assert function.endswith("<lambda>")
 
 
@@ -365,6 +400,8 @@ def test_the_equations_of_a_line_are_differentiated_as_one_call():
         eqn for eqn in equations(jax.vmap(implicit), Y[None]) if eqn.primitive.name == "jit"
     ]
     assert len({id(eqn.params["jaxpr"]) for eqn in calls}) == 4
+    names = [eqn.params["name"] for eqn in calls]
+    assert names == ["mul", "sub", "mul", "sub", "split", "mul"]  # What a line does last.
     lines = [_compat.source_location(eqn.source_info)[1] for eqn in calls]
     first = program.__code__.co_firstlineno
     assert lines == [first + n for n in (2, 3, 2, 3, 4, 5)]
