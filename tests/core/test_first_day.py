@@ -275,7 +275,9 @@ MISTAKES = {
         ["'a'", "'b'", "Transpose", "Named(x.array, names)"],
     ),
     "the name of an axis in a transformed function": (
-        lambda: transform(lambda x: jnp.sum(x, axis="batch"))(Named(X, ["batch", None])),
+        lambda: transform(lambda x, y: jnp.sum(x * y, axis="batch"))(
+            Named(X, ["batch", None]), X
+        ),
         ["numbers alone", "jaxrewrite.numpy take names"],
     ),
     "a sum of two points": (

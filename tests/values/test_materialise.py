@@ -75,6 +75,21 @@ def test_a_number_of_python_is_an_array_to_materialise(number):
         np.testing.assert_array_equal(jaxrewrite.materialise(around), got)
 
 
+class Times(jaxrewrite.ArrayValue):
+    x: jax.Array
+    factor: jax.Array
+
+    def aval(self):
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+    def materialise(self):
+        return self.x * self.factor.astype(self.x.dtype)
+
+
+def test_a_number_of_python_beside_an_array_is_an_array_to_materialise():
+    np.testing.assert_array_equal(jaxrewrite.materialise(Times(X, 2)), 2 * X)
+
+
 def test_a_type_of_the_user_may_look_at_its_numbers():
     class Signed(jaxrewrite.ArrayValue):
         x: jax.Array
@@ -143,7 +158,7 @@ class Converting(Counted):
 
 class Wrong(Counted):
     def dense(self):
-        return [self.x * self.y + 1]
+        return [self.x * self.y + 1, "no array"]
 
 
 class Failing(Counted):
