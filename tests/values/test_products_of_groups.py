@@ -179,6 +179,16 @@ def test_batches_of_groups_have_their_own_sizes():
         assert_same(forbid(product)(x, v), product(x, dense))
 
 
+@pytest.mark.parametrize("sizes", [SIZES, jnp.array([[4, 0, 2], [1, 3, 3]])])
+def test_stacks_of_matrices_of_a_group_have_the_sizes_of_the_rows(sizes):
+    """The sizes may differ along an axis of the rows, not along one of the matrices alone."""
+    a, b = numbers((5, GROUPS, K, 2)), numbers((5, GROUPS, 2, N))
+    x, w = numbers((2, ROWS, K)), LowRank(a, b)
+    numbers_of = lax.RaggedDotDimensionNumbers((((2,), (2,)), ((), ())), [1], [1])
+    product = lambda x, w: lax.ragged_dot_general(x, w, sizes, numbers_of)
+    assert_same(forbid(product)(x, w), product(x, w.materialise()))
+
+
 def test_symbolic_zeros_stay_zeros():
     for x, w in ((X, Zero(W.shape)), (Zero(X.shape), W), (Zero(X.shape), Zero(W.shape))):
         got = forbid(ragged_dot)(x, w)

@@ -776,6 +776,19 @@ def test_masked_with_masked():
     same_masked(run(lambda x: x.at[:2].apply(jnp.negative))(x)[:2], -a[:2], "apply")
 
 
+@pytest.mark.parametrize("preferred", [None, "float32"])
+def test_masked_products_have_the_dtype_that_is_asked_for(preferred):
+    x, theirs = masked(1)
+    product = lambda x: jnp.matmul(
+        x, PLAIN.T.astype(jnp.bfloat16), preferred_element_type=preferred
+    )
+    got = run(product)(Masked(x.array.astype(jnp.bfloat16), x.mask))
+    assert got.dtype == (preferred or jnp.bfloat16)
+    np.testing.assert_allclose(
+        got.filled(0), np.ma.dot(theirs, PLAIN.T).filled(0), atol=0.05
+    )
+
+
 def test_masked_through_programs():
     x, theirs = masked(3)
     total, rows = run(lambda x: lax.scan(lambda c, r: (c + r.sum(), c), 0.0, x))(x)

@@ -451,6 +451,12 @@ def test_bad_input(make, said):
         make()
 
 
+def test_one_class_has_one_index():
+    np.testing.assert_array_equal(dense(OneHot(jnp.zeros(2, int), 1)), np.ones((2, 1)))
+    with pytest.raises(ValueError, match="OneHot: indices"):
+        OneHot(jnp.zeros(2, int), 0)
+
+
 @pytest.mark.parametrize("several", [tuple, list])
 def test_blocks_are_one_array(several):
     with pytest.raises(TypeError, match=f"BlockDiagonal: blocks is a {several.__name__}"):
