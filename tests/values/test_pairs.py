@@ -145,6 +145,18 @@ def test_products_of_two_dtypes(name, bulk):
     assert_same(got, jax.jit(products)(jaxrewrite.materialise(v), xs), 0.05)
 
 
+@pytest.mark.parametrize("name", ["diagonal", "kronecker", "scaled", "sum", "symmetric"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_products_of_floats_of_eight_bits(name, dtype):
+    """JAX promotes them to no other dtype."""
+    v = CASES[name].value(np.random.default_rng(0), "float32", (4, 4))
+    x = jnp.linspace(0.5, 1, 4).astype(dtype)
+    dot = functools.partial(jnp.dot, preferred_element_type=jnp.float32)
+    product = lambda v: (dot(v.astype(dtype), x), dot(x, v.astype(dtype)))
+    got = jaxrewrite.transform(product, materialise="allow")(v)
+    assert_same(got, product(jaxrewrite.materialise(v)), 0.15)
+
+
 def test_an_axis_of_size_one_meets_a_value_of_another_kind():
     """Which of the two has more matrices, and which repeats its own fields, is no matter."""
     make_one = lambda name: CASES[name].value(np.random.default_rng(0), "float32", (2, 2))

@@ -300,7 +300,14 @@ def inexact(x: Any) -> bool:
 @with_standard_promotion
 def promoted(a: Any, b: Any) -> Any:
     """The dtype that holds both, also where the program allows itself no such promotions."""
-    return jnp.promote_types(a, b)
+    a, b = jnp.dtype(a), jnp.dtype(b)
+    return a if a == b else jnp.promote_types(_promotable(a), _promotable(b))
+
+
+def _promotable(dtype: Any) -> Any:
+    """A dtype that holds another one, which may be of those of 8 bits that JAX never promotes."""
+    is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 8
+    return jnp.dtype(jnp.bfloat16) if is_narrow else dtype
 
 
 def as_inexact(x: Any) -> Any:

@@ -110,10 +110,17 @@ def _sums_of_rows(x: Any, y: Any) -> Any:
 
 
 def _knows_rows(z: Any) -> bool:
-    def probe(z: Any) -> Any:
-        return None if _rows_at(z, jnp.zeros(0, int)) is NotImplemented else ()
+    """Whether rows of each matrix of a stack are known, from slices of the leaves."""
+    batch, size = tuple(z.shape[:-2]), tuple(z.shape[-2:])
+    # Of a value within this one a leaf may be one number for the whole stack.
+    if any(jnp.shape(leaf)[: len(batch)] != batch for leaf in jax.tree.leaves(z)):
+        return False
 
-    for _ in z.shape[:-2]:
+    def probe(z: Any) -> Any:
+        is_one = z.shape == size and _rows_at(z, jnp.zeros(0, int)) is not NotImplemented
+        return () if is_one else None
+
+    for _ in batch:
         probe = jax.vmap(probe)
     return jax.eval_shape(probe, z) == ()
 

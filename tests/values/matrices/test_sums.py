@@ -15,9 +15,11 @@ from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
     BlockDiagonal,
     Circulant,
+    Constant,
     Diagonal,
     Identity,
     Kronecker,
+    Lora,
     LowRank,
     Matrix,
     Product,
@@ -384,6 +386,15 @@ def test_a_sum_of_integers_wraps_around_before_it_is_multiplied_by_a_sum_of_floa
     got = jaxrewrite.transform(product, materialise="allow")(*pair)
     want = product(*(v.materialise() for v in pair))
     np.testing.assert_array_equal(jaxrewrite.materialise(got), want)
+
+
+def test_products_of_entries_of_a_stack_with_one_number_for_all():
+    """A value within it has no leaf for each matrix, which a map over the stack needs."""
+    a, b, w = normal(2, 3, 1), Constant(jnp.float64(0.5), (2, 1, 3)), normal(2, 3, 3)
+    product, x = Product((Lora(w, a, b), w)), normal(2, 3, 3)
+    rows = lambda v: jnp.einsum("kij,kij->ki", v, x)
+    got = jaxrewrite.transform(rows, materialise="allow")(product)
+    assert_same(got, rows(jaxrewrite.materialise(product)), 1e-6)
 
 
 def test_the_exponential_of_a_lazy_product_is_that_of_one_array():
