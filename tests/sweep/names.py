@@ -91,9 +91,12 @@ exec(HEADER.replace("from jaxrewrite.values import *", ""), NAMES)
 
 import jaxrewrite.values  # noqa: E402
 
+from . import strangers  # noqa: E402
+
 
 NAMES |= {
     name: getattr(jaxrewrite.values, name)
     for name in dir(jaxrewrite.values)
     if not name.startswith("_")
 }
+NAMES |= strangers.TYPES

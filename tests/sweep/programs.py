@@ -21,6 +21,7 @@ import jaxrewrite
 import jaxrewrite.patterns
 
 from . import numpy_run
+from . import strangers
 from .names import HEADER, NAMES
 from .oracle import dense, evaluated
 from .values import FLOATS, INEXACT, TYPES, Refused, Source, value
@@ -104,7 +105,8 @@ class Program:
         if self.table:
             policy += f", rules=jaxrewrite.patterns.{self.table}"
         run = MODES[self.mode].replace("POLICY", policy)
-        return "\n".join([HEADER, config, make, self.function(), run])
+        own = strangers.SOURCE if re.search(r"\bOwn", make) else ""
+        return "\n".join([HEADER, own, config, make, self.function(), run])
 
     def short(self) -> str:
         """Without what is the same in each."""

@@ -1,4 +1,4 @@
-"""Values of every ready type, as Python expressions.
+"""Values of every ready type, and of types of users, as Python expressions.
 
 `TYPES` has a maker for each: given a `Source` of random choices, a dtype, the numbers of rows
 and columns and batch axes in front, it gives an expression of the vocabulary of ``names``.
@@ -406,6 +406,50 @@ def _(s, dtype, n, m, batch, inner=None):
     else:
         rows = [f"Tagged({s.u(m, dtype=dtype)}, 'row')" for _ in range(n)]
     return f"batched([{', '.join(rows)}])"
+
+
+# --- types of users -----------------------------------------------------------------------
+
+
+@a_type("OwnReflection", square=True, dtypes=FLOATS)
+def _(s, dtype, n, m, batch):
+    return f"OwnReflection({s.leaf(*batch, n, dtype=dtype)})"
+
+
+@a_type("OwnAntidiagonal", square=True)
+def _(s, dtype, n, m, batch):
+    return f"OwnAntidiagonal({s.leaf(*batch, n, dtype=dtype)})"
+
+
+@a_type("OwnTernary", dtypes=FLOATS, batch=False)
+def _(s, dtype, n, m, batch):
+    rows, columns = s.choice((1, n)) if n else 0, s.choice((1, m)) if m else 0
+    scale = s.leaf(rows, columns, dtype=dtype)
+    return f"OwnTernary(idx({s.seed()}, 3, {n}, {m}) - 1, {scale})"
+
+
+@a_type("OwnAffine", dtypes=FLOATS)
+def _(s, dtype, n, m, batch):
+    rows = s.choice([k for k in (1, 2, 3) if n % k == 0]) if n else 0
+    scale, least = (s.u(*batch, rows, m, dtype=dtype) for _ in range(2))
+    shape = ", ".join(map(str, (*batch, n, m)))
+    return f"OwnAffine(idx({s.seed()}, 4, {shape}), {scale}, {least})"
+
+
+@a_type("OwnTwo", holds=True)
+def _(s, dtype, n, m, batch, inner=None):
+    first = inside(s, dtype, n, m, batch, inner)
+    return f"OwnTwo({first}, {s.u(*batch, n, m, dtype=dtype)})"
+
+
+@a_type("OwnSource", dtypes=ANY, holds=True)
+def _(s, dtype, n, m, batch, inner=None):
+    return f"OwnSource({inside(s, dtype, n, m, batch, inner)}, {s.choice('ab')!r})"
+
+
+@a_type("OwnSquare", dtypes=INEXACT)
+def _(s, dtype, n, m, batch):
+    return f"OwnSquare({s.u(*batch, n, m, dtype=dtype)}, {s.choice((0.0, 0.5))})"
 
 
 def value(s, name, dtype, n, m, batch=(), within=()):
