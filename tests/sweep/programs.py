@@ -20,8 +20,7 @@ import numpy as np
 import jaxrewrite
 import jaxrewrite.patterns
 
-from . import numpy_run
-from . import strangers
+from . import numpy_run, strangers
 from .names import HEADER, NAMES
 from .oracle import dense, evaluated
 from .values import FLOATS, INEXACT, TYPES, Refused, Source, value
