@@ -116,8 +116,11 @@ def _knows_rows(z: Any) -> bool:
     if any(jnp.shape(leaf)[: len(batch)] != batch for leaf in jax.tree.leaves(z)):
         return False
 
+    # One row is asked for, because a user's method may fail for none, as reshape(0, -1) does.
+    asked = jnp.zeros(int(size[0] != 0), int)
+
     def probe(z: Any) -> Any:
-        is_one = z.shape == size and _rows_at(z, jnp.zeros(0, int)) is not NotImplemented
+        is_one = z.shape == size and _rows_at(z, asked) is not NotImplemented
         return () if is_one else None
 
     for _ in batch:

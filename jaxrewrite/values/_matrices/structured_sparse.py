@@ -258,7 +258,7 @@ class NMSparse(Matrix):
         """The rows at indices, as an array."""
         if self.in_rows:
             columns = self.map_both(lambda x: x[..., i.reshape(-1)])
-            return columns.materialise().reshape(*i.shape, -1)
+            return columns.materialise().reshape(*i.shape, self.shape[-1])
         group = i // self.m
         here = self.offsets[group] == (i % self.m)[..., None, None]
         return total(zero_unless(here, self.values[group]), (-2,))

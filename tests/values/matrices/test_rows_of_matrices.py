@@ -216,6 +216,35 @@ def test_rows_of_nothing():
     assert got.shape == (2, 0, N)
 
 
+class Ramp(values.Matrix):
+    """``x_i`` in all of row i, whose rows are known, but not if there are none."""
+
+    x: jax.Array
+
+    def aval(self):
+        return jax.core.ShapedArray((len(self.x), N), self.x.dtype)
+
+    def materialise(self):
+        return jnp.broadcast_to(self.x[:, None], self.shape)
+
+    def apply(self, x, axis, precision=None):
+        return jnp.tensordot(self.materialise(), x, (1, axis))
+
+    def rows_at(self, i):
+        return jnp.repeat(self.x[i.reshape(-1)], N).reshape(*i.shape, -1)
+
+
+def test_inner_products_of_rows_ask_for_no_rows_of_none():
+    ramp, array = Ramp(normal(N)), normal(N, N)
+    halves = values.NMSparse.prune(array, 1, 2).T
+    inner = lambda v: jnp.einsum("ij,ij->i", v, array)  # noqa: E731
+    for v in (ramp, halves, values.Product((ramp, halves))):
+        got = jaxrewrite.transform(inner, materialise="forbid")(v)
+        np.testing.assert_allclose(got, inner(jaxrewrite.materialise(v)), rtol=1e-5)
+    nothing = jaxrewrite.transform(lambda v: v[jnp.zeros(0, int)], materialise="forbid")
+    assert nothing(halves).shape == (0, N)
+
+
 def test_an_entry_of_another_row_that_is_no_number_is_not_read():
     value = values.Tridiagonal(normal(N - 1), normal(N).at[5].set(jnp.nan), normal(N - 1))
     for v in (value, value @ values.Diagonal(normal(N)), values.Kronecker(value, value)):
