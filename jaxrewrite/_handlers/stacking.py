@@ -208,6 +208,7 @@ def restacked(site: Site, x: Operand, lengths: Sequence[int]) -> Operand:
     """An `element_within` as one value again, along leading axes of these lengths."""
     leaves = tree_leaves(x)
     for depth in reversed(range(len(lengths))):
+        # A stack looks at the leading axes of its leaves, which have those further out in front.
         inner = on_vars(x)
         for length in lengths[:depth]:
             inner = tree_map(Var, sliced(inner, length))
