@@ -145,6 +145,7 @@ def test_one_warning_a_primitive_type_and_line():
     [
         (1, " In net/layer0."),
         (3, " In net/layer0, net/layer1, net/layer2."),
+        (4, " In net/layer0, net/layer1, net/layer2, net/layer3."),
         (6, " In net/layer0, net/layer1, net/layer2, net/layer3 and 2 more."),
     ],
 )
