@@ -423,6 +423,11 @@ def test_entries_of_truth_values():
         np.testing.assert_array_equal(got, wanted)
 
 
+def test_a_matrix_may_be_one_block():
+    x = normal(0, 2, 4)
+    np.testing.assert_array_equal(BlockDiagonal.from_dense(x, 1).blocks, x[None])
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

@@ -77,6 +77,12 @@ def test_a_mask_of_a_triangle_is_seen(way):
         np.testing.assert_array_equal(materialise(result), kept * A)
 
 
+def test_a_mask_of_a_triangle_is_seen_up_to_the_last_integer():
+    mask, _ = TRIANGLES["up to the largest integer but one"]
+    cleared = jax.eval_shape(transform(lambda v: jnp.where(mask(), v, 0)), V)
+    assert isinstance(cleared, Toeplitz)
+
+
 # Those that are none, or that no closed form is for.
 OTHERS = {
     "a band": lambda: abs(indices()[:, None] - indices()) < 2,
