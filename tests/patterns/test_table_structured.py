@@ -259,6 +259,13 @@ def test_kronecker_sums_of_one_matrix():
     np.testing.assert_allclose(got, fn(a.materialise()), 1e-4, 1e-5)
 
 
+def test_kronecker_sums_with_identities_of_another_dtype():
+    a, b = (values.Toeplitz(*(decaying(n, np.complex64),) * 2) for n in (3, 4))
+    rules, answers = spied(TABLE)
+    jax.eval_shape(jaxrewrite.transform(laplacian_of_a_grid, rules=rules), a, b)
+    assert answers == ["kronecker_sum"]
+
+
 def test_a_matrix_of_ones_own_and_a_stack():
     """As the page says: subclasses of `Matrix`, and stacks."""
 

@@ -314,6 +314,14 @@ def test_a_stack_is_of_the_type_of_its_elements_where_that_has_stacks():
 STACK = batched([Scaled(X, jnp.float32(i)) for i in range(2)])
 
 
+def test_steps_along_one_axis_of_the_elements_of_a_stack():
+    stack = batched([Scaled(x, jnp.float32(2)) for x in STEPS])
+    for step in ((1, 2, 1), (1, 1, 2)):
+        fn = lambda v, step=step: lax.slice(v, (0, 0, 0), v.shape, step)
+        got = jaxrewrite.materialise(transform(fn)(stack))
+        assert_same(got, fn(jaxrewrite.materialise(stack)), 0)
+
+
 # --- values without numbers ---------------------------------------------------------------
 
 
