@@ -137,6 +137,23 @@ def test_variants_have_other_dtypes_and_other_contents_of_static_fields():
     assert {"in bfloat16", "another 'order'"} <= labels
 
 
+class Signed(ArrayValue):
+    x: jax.Array
+    sign: int = jaxrewrite.field(static=True)
+
+    def __post_init__(self):
+        if self.sign not in (1, -1):
+            raise ValueError("no sign")
+
+    def materialise(self):
+        return self.sign * self.x
+
+
+def test_variants_have_the_other_sign():
+    labels = {variant.label for variant in variants(Signed(numbers((3,)), 1))}
+    assert "another 'sign'" in labels
+
+
 def test_indices_are_not_cut_to_sizes_that_they_may_not_fit():
     labels = {
         variant.label for variant in variants(Chosen(jnp.array([2, 0, 1]), numbers((3,))))
