@@ -608,8 +608,8 @@ def _base_kinds(pattern: Pattern, dtype: Any) -> Iterator[tuple[Any, ...]]:
     if count == 1:
         return
     for other in _OF_ONE:
-        for i in range(count - 1, -1, -1):
-            yield (*(dtype,) * i, other, *(dtype,) * (count - i - 1))
+        for i in reversed(range(count)):
+            yield tuple(other if j == i else dtype for j in range(count))
 
 
 def _with_batch(args: Sequence[Any], variant: Variant) -> list[Any]:

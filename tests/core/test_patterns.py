@@ -451,6 +451,12 @@ def test_forms_of_dtypes_and_of_batches():
     assert len(explain(jax.vmap(before), rules=rules)(stack, rows, i, on).rules) == 1
 
 
+def test_the_mask_may_be_any_operand():
+    before = lambda mask, x, y: lax.exp(lax.select(mask, x, y))
+    rules = table((before, lambda mask, x, y: before(mask, x, y)))
+    assert len(explain(before, rules=rules)(X > 0, X, -X).rules) == 1
+
+
 @pytest.mark.slow
 def test_unsigned_integers_have_fewer_primitives():
     def after(x, y):
