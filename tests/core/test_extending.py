@@ -511,6 +511,31 @@ def test_explain_and_which_name_a_hook_that_changed_operands(registered):
     assert jaxrewrite.which("mul", v, v).changed_by == ()
 
 
+def test_a_call_that_stays_as_it_is_is_looked_at_once(registered):
+    shown = []
+
+    class Shown(OperandsHook):
+        primitives = frozenset({"jit"})
+
+        def __init__(self, analysis):
+            pass
+
+        def operands(self, eqn, operands):
+            shown.append(eqn)
+            return eqn, operands
+
+    rules = Rules()
+
+    @rules.register("sin")
+    def _(x: jax.Array, **params):
+        return jnp.cos(x)
+
+    stays, changes = jax.jit(lambda x: x * 2), jax.jit(lambda x: jnp.sin(x))
+    registered(register_operands_hook, Shown)
+    make_jaxpr(lambda x: stays(stays(changes(changes(x)))), rules=rules)(X)
+    assert len(shown) == 3
+
+
 class Depths(Analysis):
     """The number of equations between a variable and the operands of its program."""
 

@@ -473,6 +473,31 @@ def test_an_object_of_jax_keeps_a_backward_rule_of_its_own():
 @pytest.mark.skipif(
     not hasattr(hijax, "vjp_from_jvp"), reason="JAX has no objects with a derived rule"
 )
+def test_an_object_of_jax_is_expanded_once():
+    expanded = []
+
+    class Sine(HiPrim):
+        def __init__(self, aval):
+            self.in_avals, self.out_aval, self.params = (aval,), aval, {}
+            super().__init__()
+
+        def expand(self, x):
+            expanded.append(x)
+            return jnp.sin(x)
+
+        def jvp(self, primals, tangents):
+            return self(*primals), jnp.cos(*primals) * tangents[0]
+
+        vjp_fwd, vjp_bwd_retval = hijax.vjp_from_jvp
+
+    sine = Sine(jax.typeof(X))
+    make_jaxpr(lambda v: (sine(v), sine(v)), materialise="allow")(make("lora"))
+    assert len(expanded) == 1
+
+
+@pytest.mark.skipif(
+    not hasattr(hijax, "vjp_from_jvp"), reason="JAX has no objects with a derived rule"
+)
 def test_an_object_of_jax_that_reads_a_reference_stays():
     class Reading(HiPrim):
         def __init__(self, *avals):
