@@ -205,8 +205,8 @@ def test_what_is_written_at_one_place_is_a_part_of_an_axis():
 def test_parts_that_may_overlap_are_not_written_leaf_by_leaf(at):
     at = jnp.array(at, jnp.int32)
     rows = 2 if at.size else 4
-    v = Quantised.quantise(random(0, 4, 6), axis=1)
-    parts = [Quantised.quantise(random(i, rows, 6), axis=1) for i in (1, 2)]
+    v = Quantised.quantise(random(0, 4, 6), axis=0)
+    parts = [Quantised.quantise(random(i, rows, 6), axis=0) for i in (1, 2)]
     numbers = lax.ScatterDimensionNumbers((1, 2), (), tuple(range(at.shape[1])))
     write = lambda v, part: lax.scatter(v, at, part, numbers)
     part = jaxrewrite.stack(parts)
