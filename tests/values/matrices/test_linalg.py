@@ -313,6 +313,14 @@ def test_determinants_of_integers():
 # --- factors --------------------------------------------------------------------------------
 
 
+def test_a_real_circulant_has_real_singular_vectors():
+    """Its eigenvectors are complex, so it has a dense decomposition, and no other dtype."""
+    v, fn = Circulant(jnp.array([4.0, 1.0, 2.0])), jnp.linalg.svd
+    allowed = jaxrewrite.transform(fn, materialise="allow")
+    of_dtypes = lambda fn, v: [x.dtype for x in jax.eval_shape(fn, v)]
+    assert of_dtypes(allowed, v) == of_dtypes(fn, v.materialise())
+
+
 def test_factors_are_computed_where_they_are_looked_at():
     v = Circulant(jnp.array([1.0, 5.0, 2.0, 0.5]))
     got = implicit(jax.lax.linalg.lu)(v)

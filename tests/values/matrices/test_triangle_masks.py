@@ -83,6 +83,12 @@ def test_a_mask_of_a_triangle_is_seen_up_to_the_last_integer():
     assert isinstance(cleared, Toeplitz)
 
 
+def test_a_mask_by_columns_that_are_moved_is_the_triangle_below_them():
+    mask, want = TRIANGLES["columns moved"]
+    result = transform(lambda v: jnp.where(mask(), v, 0), materialise="forbid")(V)
+    np.testing.assert_array_equal(materialise(result), want * A)
+
+
 # Those that are none, or that no closed form is for.
 OTHERS = {
     "a band": lambda: abs(indices()[:, None] - indices()) < 2,

@@ -395,6 +395,11 @@ def test_options_that_do_not_fit(options, message):
         calibrate(model, **options)
 
 
+def test_a_range_of_zero_is_refused():
+    with pytest.raises(ValueError, match=r"ranges is \('max', 0\)"):
+        calibrate(model, ranges=("max", 0))
+
+
 def test_ranges_of_activations_of_weights_with_a_short_block():
     """Each part multiplies some of what the weight meets, and has the range of that."""
     x = jnp.array([[1.0, -4.0, 1.0, 2.0, 0.5], [1.0, 0.0, 1.0, 0.5, 1.0]])
