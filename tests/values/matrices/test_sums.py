@@ -260,11 +260,11 @@ def test_a_solution_that_is_too_large_to_be_squared_is_checked(bulk, xla):
     """In single precision: one too large by far is not finite, and a large one is found."""
     solve = jax.jit(implicit(jnp.linalg.solve))
     main, off = jnp.ones(40, "float32"), jnp.zeros(39, "float32")
-    of_ones = LowRank(main[:, None], main[None])
-    nearly_singular = Tridiagonal(off, main.at[7].set(1e-30), off) + of_ones
+    update = LowRank(main[:, None], main.at[3].set(0)[None])
+    nearly_singular = Tridiagonal(off, main.at[7].set(1e-30), off) + update
     assert np.isnan(solve(nearly_singular, main)).all()
-    small = 1e-30 * (Tridiagonal(off, main, off) + of_ones)
-    np.testing.assert_allclose(solve(small, main), np.full(40, 1e30 / 41), rtol=2e-5)
+    small = 1e-30 * (Tridiagonal(off, main, off) + update)
+    np.testing.assert_allclose(solve(small, main), np.full(40, 1e30 / 40), rtol=2e-5)
 
 
 def _near(a, b):
