@@ -100,6 +100,11 @@ def test_against_float64(kind, is_transposed, rows, dtype):
     np.testing.assert_allclose(wide(got), want, atol=bound * abs(want).max(), rtol=bound)
 
 
+def test_each_code_of_a_byte_has_the_scale_of_its_column():
+    v, x = weight("int4", (32, 64)), normal(1, 32, seed=1)
+    np.testing.assert_allclose(interpreted(v, x, False), wide(x) @ wide(v), atol=1e-4)
+
+
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_codes_that_are_looked_up(is_transposed):
     """The numbers are those of the long run; here is a program, which is quicker."""
