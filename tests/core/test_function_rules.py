@@ -555,6 +555,21 @@ def test_arrays_alone(asked):
     assert asked == ["total"]
 
 
+def test_a_number_after_an_array_in_its_place(asked):
+    """A call on arrays for which there is no rule tells nothing of one with a number."""
+    rules = jaxrewrite.Rules()
+    plus = jax.jit(lambda x, y: x + y)
+
+    @rules.register(plus)
+    def _(x: Array, number: jax.extend.core.Literal):
+        asked.append(number.val)
+        return x
+
+    both = lambda x, y: (plus(x, y), plus(x, np.float32(2)))
+    jaxrewrite.make_jaxpr(both, rules=rules)(X, jnp.float32(3))
+    assert asked == [2.0]
+
+
 def test_arrays_alone_in_one_branch(asked):
     rules = jaxrewrite.Rules()
 
