@@ -95,7 +95,7 @@ def own_stack(value: Any) -> Any:
     except Exception:  # noqa: BLE001 - a type refuses to be dense by any error
         return None
     entries = tree_map(
-        lambda x: jnp.stack([x, x]) if jnp.shape(x) == both[0].shape else x, value
+        lambda x: jnp.stack([x, x]) if jnp.shape(x) == value.shape else x, value
     )
     for stack, want in ((stacked_leaves(value), both), (entries, both[:1] * 2)):
         if _is_dense_form(stack, jnp.stack(want)):
