@@ -296,7 +296,7 @@ class _Transposed(Matrix):
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         if not inexact(x):  # JAX transposes no functions of integers.
             return apply_dense(self.materialise(), x, axis, precision)
-        return self._transpose(lambda y: self.matrix.apply(y, axis, precision), x, axis)
+        return self._transpose(lambda v, y: v.apply(y, axis, precision), x, axis)
 
     @property
     def solvable(self) -> bool:
@@ -305,11 +305,12 @@ class _Transposed(Matrix):
     def solve(self, b: Any, axis: int) -> Any:
         if not self.solvable:
             return super().solve(b, axis)
-        return self._transpose(lambda y: self.matrix.solve(y, axis), b, axis)
+        return self._transpose(lambda v, y: v.solve(y, axis), b, axis)
 
-    def _transpose(self, fn: Callable[[Any], Any], x: Any, axis: int) -> Any:
+    def _transpose(self, fn: Callable[[Any, Any], Any], x: Any, axis: int) -> Any:
         shape = (*x.shape[:axis], self.shape[-2], *x.shape[axis + 1 :])
-        (y,) = jax.linear_transpose(fn, jax.ShapeDtypeStruct(shape, x.dtype))(x)
+        on_array = lambda y: jaxrewrite.materialise(on_fields(fn, self.matrix, y))
+        (y,) = jax.linear_transpose(on_array, jax.ShapeDtypeStruct(shape, x.dtype))(x)
         return y
 
     def transposed(self) -> Any:
@@ -320,7 +321,7 @@ class _Transposed(Matrix):
         return cast if cast is NotImplemented else _Transposed(cast)
 
     def at(self, i: Any, j: Any) -> Any:
-        return self.matrix.at(j, i)
+        return jaxrewrite.materialise(on_fields(lambda v: v.at(j, i), self.matrix))
 
 
 def nan_if_any_is(x: Inexact[Array, "*batch ..."], batch: int) -> Any:

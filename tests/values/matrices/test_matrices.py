@@ -456,6 +456,27 @@ def test_no_type_has_to_know_its_transpose(cls, name):
     np.testing.assert_allclose(jaxrewrite.materialise(got), fn(v.materialise()), rtol=1e-6)
 
 
+class Sided(Sums):
+    """Its methods use what arrays have and values have not."""
+
+    def apply(self, x, axis, precision=None):
+        return super().apply(x, axis) + 0 * self.d.sum()
+
+    def at(self, i, j):
+        return jnp.where(i >= j, self.d.at[j].get(), 0)
+
+
+@pytest.mark.parametrize(
+    "field", [Zero((3,)), Scaled(_ONES, jnp.float32(2)), Tagged(_ONES, "a")]
+)
+def test_methods_of_a_derived_transpose_see_fields_as_arrays(field):
+    v, dense = Sided(field), Sums(field).materialise()
+    program = lambda v: (v.T @ _ONES, _ONES @ v, v.T[jnp.array([2, 0])])
+    got = jaxrewrite.transform(program, materialise="allow")(v)
+    want = program(jaxrewrite.materialise(dense))
+    jax.tree.map(np.testing.assert_allclose, jaxrewrite.materialise(got), want)
+
+
 def test_a_derived_transpose_of_a_stack_and_its_transpose():
     v = Sums(jnp.array([[2.0, 3.0, 5.0], [7.0, 1.0, 4.0]]))
     transpose = jaxrewrite.numpy.matrix_transpose(v)
