@@ -46,7 +46,7 @@ from .._core.dense import Reason, policy_on
 from .._core.errors import MaterialisationError, add_note
 from .._core.rewrite import Rewriter
 from .._core.settings import Settings, use_settings
-from .._core.site import Site, describe, merged
+from .._core.site import Site, describe, is_annotation, merged
 from .._core.traces import Rewriting
 from .._core.value import ArrayOrValue, Operand, Value, is_value
 from .._joins.join import Structure, join_all, structure_of
@@ -478,7 +478,7 @@ def _is_sum_of_linear(tangent: ArrayOrValue) -> bool:
     children = parts(tangent)[0]
     is_in_its_arrays = (
         all(map(is_value, children))
-        or (type(tangent).outer > 0 and len(children) == 1)
+        or (is_annotation(tangent) and len(children) == 1)
         or (_has_tangent_hook(tangent) and tangent.tangent(tangent) is not NotImplemented)
     )
     return is_in_its_arrays and all(map(_is_sum_of_linear, children))

@@ -317,7 +317,7 @@ class _Transposed(Matrix):
         return self.matrix
 
     def cast(self, dtype: Any) -> Any:
-        cast = self.matrix.cast(dtype)
+        cast = on_fields(lambda v: v.cast(dtype), self.matrix)
         return cast if cast is NotImplemented else _Transposed(cast)
 
     def at(self, i: Any, j: Any) -> Any:
