@@ -520,6 +520,7 @@ def test_operators_are_transforms():
             (value.T, dense.T),
             (value**2, dense**2),
             (abs(-value), abs(-dense)),
+            (round(value, 1), round(dense, 1)),
             (value == dense, dense == dense),
             (value < 1.0, dense < 1.0),
             (divmod(value, 2.0)[0], divmod(dense, 2.0)[0]),

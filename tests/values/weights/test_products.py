@@ -433,6 +433,10 @@ def test_blocks_that_fit_neither_the_length_nor_the_runs_are_large():
     assert block_for((3 * 1009, 4096), [(3, 4096)], 16) == Block(0, 2**20 // 4096)
 
 
+def test_a_block_of_one_long_row_is_a_block():
+    assert block_for((32, 2**20), [(1, 1)], 16) == Block(0, 1)
+
+
 @pytest.mark.parametrize("shape", [(8, 12), (12, 8)])
 def test_blocks_are_of_rows(shape, monkeypatch):
     monkeypatch.setattr(in_blocks, "_LEAST", 1)
