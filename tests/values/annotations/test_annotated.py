@@ -470,6 +470,11 @@ def test_units_that_do_not_agree(fn, message):
         run(fn)(LENGTH)
 
 
+def test_a_power_that_is_near_no_small_fraction_has_no_units():
+    with pytest.raises(UnitsError, match="pow needs operands without"):
+        run(lambda x: x**0.12345)(LENGTH)
+
+
 def test_errors_speak_of_zeros_in_any_units_as_of_quantities():
     def loops(x):
         inner = lambda c: lax.fori_loop(0, 2, lambda i, d: c * x, jnp.ones((3, 4)))
