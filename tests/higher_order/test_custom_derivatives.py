@@ -288,6 +288,29 @@ def test_symbolic_zeros_of_jvp():
     assert seen == [(False, True), (True, False)]
 
 
+def test_a_leaf_on_which_no_array_depends_has_a_symbolic_zero_of_jvp():
+    class Fixed(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def materialise(self):
+            return lax.stop_gradient(self.x)
+
+    seen = []
+
+    @jax.custom_jvp
+    def f(x, y):
+        return x * y
+
+    def rule(primals, tangents):
+        seen.append(type(tangents[0]) is jax.custom_derivatives.SymbolicZero)
+        return f(*primals), primals[0] * tangents[1]
+
+    f.defjvp(rule, symbolic_zeros=True)
+    gradients = jax.grad(allow(lambda v, x: f(v, x).sum()), (0, 1))
+    jax.make_jaxpr(gradients)(Fixed(X), X)
+    assert seen == [True]
+
+
 AROUND_RULES = {
     "call": lambda fn: fn,
     "jit": jax.jit,

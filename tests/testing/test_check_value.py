@@ -193,6 +193,13 @@ def test_rare_programs_are_those_that_an_array_can_run():
     assert "select_n by itself" in more_programs(numbers((2,), "bool"))
 
 
+def test_rare_programs_look_up_rows_before_the_first_and_after_the_last():
+    rare = more_programs(numbers((3, 2)))
+    for how in ("fill", "clip"):
+        places = rare[f"gather out of range, {how}"].operands[1]
+        assert (places < -3).any() and (places >= 3).any()
+
+
 def test_programs_that_a_dtype_does_not_have():
     def names(dtype):
         x = numbers((2,), dtype)

@@ -646,6 +646,13 @@ def test_a_symmetric_matrix_made_symmetric_is_a_multiple_of_itself(name, fn):
     assert_same(got, want, 1e-9)
 
 
+def test_a_symmetric_sum_has_its_eigenvalues_without_its_mean_with_the_transpose():
+    v = SYMMETRIC["with noise"]()
+    names = set[str]()
+    _primitives(jax.make_jaxpr(implicit(jnp.linalg.eigvalsh))(v).jaxpr, names, names)
+    assert "eigh" in names and "div" not in names
+
+
 @pytest.mark.parametrize("number", [2.0, jnp.asarray(2.0)], ids=["number", "weakly typed"])
 def test_the_transpose_of_a_multiple_has_the_same_number(number):
     v = Scaled(symmetric_kernel(), number)
