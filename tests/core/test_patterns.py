@@ -775,6 +775,25 @@ def test_what_stays_and_its_operands_come_first():
     assert answers(fn, table((two, two), keep=True), X) == ["two"]
 
 
+def test_two_matches_that_come_after_one_operand_keep_their_order():
+    """The first result of one is an operand of the other, which was placed before it."""
+
+    def first(x, y):
+        return jnp.tanh(x), jnp.arctan(x * y)
+
+    def second(x, y):
+        return jnp.exp(x), jnp.cos(x * y)
+
+    def program(x):
+        t = jnp.tanh(x)
+        e, y = jnp.exp(t), jnp.sin(x)
+        return jnp.arctan(x * y), e, jnp.cos(t * y)
+
+    both = table((second, second), precedence=1)
+    both.rewrite(first)(first)
+    assert answers(program, both, X) == ["second"]
+
+
 def test_arrays_that_programs_close_over_are_the_same_if_their_numbers_are():
     assert same(np.arange(3.0), np.arange(3.0)) and same(jnp.ones(2), np.ones(2, "f"))
     for other in (np.ones(3), np.ones(2, int), 2 * np.ones(2), 1.0, None):
