@@ -15,8 +15,7 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import primitives
 
-from .._base.structured import promoted
-from .._matrices.algebra import on_fields
+from .._base.structured import as_in_a_rule, promoted
 from .lora import Adapted, Lora
 from .rescaled import Rescaled, beside
 
@@ -113,7 +112,7 @@ class Dora(Adapted):
     @classmethod
     def of(cls, lora: Lora) -> Dora:
         """The same array as a `Lora`, with the lengths that its columns have."""
-        magnitude = on_fields(_lengths, lora)
+        magnitude = as_in_a_rule(_lengths, lora)
         own = {f.name: getattr(lora, f.name) for f in dataclasses.fields(lora)}
         return cls(**own, magnitude=magnitude)
 
@@ -130,7 +129,7 @@ class Dora(Adapted):
 
         It is for a model that is no longer trained.
         """
-        return on_fields(_rescaled, self)
+        return as_in_a_rule(_rescaled, self)
 
     def materialise(self) -> Any:
         dense = self.lora.materialise()

@@ -483,6 +483,46 @@ def test_methods_of_a_derived_transpose_see_fields_as_arrays(field):
     assert_same(jaxrewrite.materialise(got), want, 1e-6)
 
 
+class Solvable(Sided):
+    def solve(self, b, axis):
+        steps = jnp.diff(jnp.moveaxis(b, axis, -1), prepend=0)
+        return jnp.moveaxis(steps / self.d.at[:].get(), -1, axis)
+
+    def known_inverse(self):
+        steps = jnp.eye(3) - jnp.eye(3, k=-1)
+        return Product((Diagonal(1 / self.d.at[:].get()), steps))
+
+
+_SOLVED = jnp.linalg.solve
+IN_RULES = {
+    "solved": lambda v: _SOLVED(v.T, _ONES),
+    "inverse": lambda v: jnp.linalg.inv(v.T) @ _ONES,
+    "factors": lambda v: jax.scipy.linalg.lu_solve(
+        jax.scipy.linalg.lu_factor(v), _ONES, trans=1
+    ),
+    "sums of columns": lambda v: v.T.sum(0),
+    "inner product": lambda v: jnp.einsum("ij,ji->", v, v.T),
+    "multiple": lambda v: _SOLVED(3 * v.T, (v.T + v) @ _ONES),
+    "Kronecker product": lambda v: jnp.linalg.inv(jnp.kron(v.T, jnp.eye(2)))[:, 1],
+    "triangle": lambda v: jnp.triu(v.T, 1) @ _ONES,
+    "entries of a product": lambda v: (v.T @ v)[jnp.array([2, 0]), jnp.array([1, 0])],
+}
+
+
+@pytest.mark.parametrize("name", IN_RULES)
+def test_rules_call_methods_of_values_in_fields_whose_fields_are_arrays(name):
+    fn, v = IN_RULES[name], Solvable(Scaled(_ONES, jnp.float32(2)))
+    got = jaxrewrite.transform(fn, materialise="allow")(v)
+    assert_same(jaxrewrite.materialise(got), fn(Sums(2 * _ONES).materialise()), 1e-5)
+
+
+def test_methods_that_users_call_see_fields_as_rules_do():
+    v = Solvable(Scaled(_ONES, jnp.float32(2)))
+    dense = Sums(2 * _ONES).materialise()
+    for x, y in ((v, dense), (Scaled(v, jnp.float32(3)), 3 * dense)):
+        assert_same(jaxrewrite.materialise(x.inverse()), jnp.linalg.inv(y), 1e-5)
+
+
 def test_a_derived_transpose_of_a_stack_and_its_transpose():
     v = Sums(jnp.array([[2.0, 3.0, 5.0], [7.0, 1.0, 4.0]]))
     transpose = jaxrewrite.numpy.matrix_transpose(v)
