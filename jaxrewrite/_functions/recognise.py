@@ -138,8 +138,16 @@ def domain_of_default(called: Called, name: str) -> tuple[Any, ...]:
 
 
 def check_arguments(called: Called, rule: Rule) -> None:
-    """Raise `TypeError` for a rule that leaves out an argument that the function needs."""
+    """Raise `TypeError` for a rule with too many operands, or too few for the function."""
     signature = rule.signature
+    count = len(signature.operands)
+    arrays = _parameters_for_arrays(called)
+    if arrays is not None and count > len(arrays):
+        raise TypeError(
+            f"Rule {rule} takes {count} operands, so that it can never be called: of the arguments of "
+            f"{called.name} only {', '.join(arrays)} can be arrays. Static arguments are keyword-only "
+            "parameters of a rule."
+        )
     if signature.variadic is not None or signature.any_keyword:
         return
     needed = [
@@ -149,7 +157,6 @@ def check_arguments(called: Called, rule: Rule) -> None:
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         and name not in signature.keywords
     ]
-    count = len(signature.operands)
     if len(needed) > count:
         raise TypeError(
             f"Rule {rule} takes {count} of the arguments {', '.join(needed)} that {called.name} "
@@ -157,6 +164,26 @@ def check_arguments(called: Called, rule: Rule) -> None:
             "keyword-only parameters, annotated with the values that they may have. A rule for a "
             "method is for that of an object."
         )
+
+
+_SEVERAL = re.compile(
+    r"\b(Any|Sequence|Iterable|Mapping|tuple|list|dict|Callable)\b|tree", re.I
+)
+_ONE = re.compile(r"Array|Key|Scalar|int|float|complex|bool|number")
+
+
+def _parameters_for_arrays(called: Called) -> list[str] | None:
+    """The parameters that can be one array each, or ``None`` if the annotations do not tell."""
+    arrays = []
+    for name, parameter in called.parameters.items():
+        hint = parameter.annotation
+        text = hint.__name__ if isinstance(hint, type) else str(hint)
+        is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if is_open or hint is parameter.empty or _SEVERAL.search(text):
+            return None
+        if _ONE.search(text):
+            arrays.append(name)
+    return arrays or None
 
 
 def statics_for(called: Called, rule: Rule) -> list[dict[str, Any]]:

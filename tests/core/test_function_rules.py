@@ -983,6 +983,8 @@ def times(x, n):
         (jnp.std, lambda v: v, r"std\(x\), of which JAX makes _std\(x, 0(.0)?\)\."),
         (first, lambda v, w: v, r"first\(x, y\), of which JAX makes first\(x\)\."),
         (times, lambda v: v, "takes 1 of the arguments x, n that times needs"),
+        (jnp.linalg.det, lambda v, w, x: v, "takes 3 operands, .* of det only a can"),
+        (jax.nn.softmax, lambda v, w, x, **y: v, "of softmax only x, where can be"),
         (times, lambda v, *, n: v, "Static argument 'n' .* is not annotated"),
     ],
 )
