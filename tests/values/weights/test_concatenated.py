@@ -66,6 +66,14 @@ def test_programs_stay_implicit(name, bulk):
     np.testing.assert_allclose(got, want, 1e-5, 1e-5)
 
 
+def test_a_row_in_the_middle_of_the_last_part_is_that_row():
+    v = Concatenated(
+        (Quantised.quantise(normal(2, 4)), Quantised.quantise(normal(3, 4))), -2
+    )
+    row = jaxrewrite.transform(lambda v: lax.dynamic_index_in_dim(v, jnp.int32(3)))(v)
+    np.testing.assert_allclose(row, v.materialise()[3:4], 1e-6)
+
+
 def test_axes_of_length_one_come_and_go_around_the_parts():
     deep = tuple(Quantised.quantise(normal(1, 2, n, 1)) for n in (4, 5))
     fewer = jaxrewrite.transform(lambda v: lax.squeeze(v, (0, 3)), materialise="forbid")
