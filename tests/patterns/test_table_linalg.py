@@ -626,6 +626,12 @@ def test_a_chain_of_any_length_costs_the_least(fn, count):
         np.testing.assert_allclose(a, b, 1e-3, 1e-3)
 
 
+def test_the_shortest_chain_with_a_pattern_of_its_own_costs_the_least():
+    factors = [jnp.ones((n, m)) for n, m in ((7, 8), (8, 2), (2, 9), (9, 3), (3, 1))]
+    program = jaxrewrite.make_jaxpr(left, rules=TABLE)(*factors)
+    assert of_jaxpr(program).flops == least([7, 8, 2, 9, 3, 1])
+
+
 def test_chains_that_are_left_alone():
     """A product that is used elsewhere, another function of it, or the cheapest order."""
     a, v = normal(6, 6), V

@@ -74,6 +74,11 @@ def test_permutations():
     assert_same(v * w, dense(v) * dense(w), 2e-5)
 
 
+def test_entries_of_a_matrix_at_those_of_a_permutation_stay_implicit():
+    v, w = Permutation(orders(7)), Toeplitz(normal(0, 7), normal(1, 7))
+    assert_same(implicit(lambda v, w: v * w)(v, w), dense(v) * dense(w), 2e-5)
+
+
 def test_permutations_have_their_factors_and_signs():
     """The exchanges of rows of a stack, as LAPACK finds them."""
     for n in (1, 8):
