@@ -35,7 +35,7 @@ from .sum import Sum
 _Known = Matrix | Scaled | Sum | LowRank
 
 
-def _knows(fn: Callable[..., Any], *, square: bool = True) -> Callable[[Any], Any]:
+def _knows(fn: Callable[..., Any]) -> Callable[[Any], Any]:
     """Register what a type answers for a function of a matrix, or of a stack: a decorator.
 
     The answer is a list of the function's results, or NotImplemented.
@@ -45,7 +45,7 @@ def _knows(fn: Callable[..., Any], *, square: bool = True) -> Callable[[Any], An
         @register(fn)
         @functools.wraps(answer)
         def rule(v: Any, **statics: Any) -> Any:
-            if v.ndim < 2 or (square and v.shape[-1] != v.shape[-2]):
+            if v.ndim < 2:
                 return NotImplemented
             results = answer(v, **statics)
             if results is NotImplemented:
@@ -150,7 +150,7 @@ def _eigh(v: Any) -> Any:
     return part if part is NotImplemented else part.known_eigh(True)
 
 
-@_knows(jnp.linalg.cond, square=False)
+@_knows(jnp.linalg.cond)
 def _(v: _Known) -> Any:
     singular_values = v.known_singular_values() if inexact(v) else NotImplemented
     if singular_values is NotImplemented or not v.size:
@@ -160,7 +160,7 @@ def _(v: _Known) -> Any:
     return [jnp.linalg.cond(jnp.where(jnp.eye(2, dtype=bool), ends[..., None], 0))]
 
 
-@_knows(jnp.linalg.pinv, square=False)
+@_knows(jnp.linalg.pinv)
 def _(v: _Known) -> Any:
     return _pseudo_inverse(v)
 
@@ -203,7 +203,7 @@ def _(v: _Known) -> Any:
     return [jax.scipy.linalg.expm(dense)]
 
 
-@_knows(jnp.linalg.norm, square=False)
+@_knows(jnp.linalg.norm)
 def _(v: _Known, *, axis: int | tuple[int, ...] | None) -> Any:
     if axis is None and v.ndim > 2:
         return NotImplemented
@@ -215,12 +215,12 @@ def _(v: _Known, *, axis: int | tuple[int, ...] | None) -> Any:
     return norm if norm is NotImplemented else [norm]
 
 
-@_knows(jnp.diagonal, square=False)
+@_knows(jnp.diagonal)
 def _(v: _Known, *, axis1: Literal[0, -2], axis2: Literal[1, -1]) -> Any:
     return _diagonal(v, axis1, axis2)
 
 
-@_knows(jnp.trace, square=False)
+@_knows(jnp.trace)
 def _(v: _Known, *, axis1: Literal[0, -2], axis2: Literal[1, -1]) -> Any:
     diagonal = _diagonal(v, axis1, axis2)
     return diagonal if diagonal is NotImplemented else [diagonal[0].sum(-1)]

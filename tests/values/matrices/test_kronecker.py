@@ -235,6 +235,14 @@ def test_parts_of_toeplitz_matrices():
     assert isinstance(Circulant(normal(0, 4)) * both, Toeplitz)
 
 
+def test_triangles_of_toeplitz_matrices_that_are_not_square():
+    fn = lambda v: [jnp.tril(v, 1), jnp.triu(v)]
+    for v in (Toeplitz(normal(0, 2), normal(1, 4)), Toeplitz(normal(0, 4), normal(1, 2))):
+        parts = implicit(fn)(v)
+        assert all(isinstance(part, Toeplitz) for part in parts)
+        jax.tree.map(lambda g, w: assert_same(g, w, 0), dense(parts), fn(dense(v)))
+
+
 def test_the_entry_of_the_row_that_is_not_there():
     """The first number of the row has no place: it is in no result and in no derivative."""
     v = Toeplitz(jnp.array([4.0, 1.0]), jnp.array([0.0, 9.0]))
