@@ -441,3 +441,68 @@ def _of_errors(*operands, primitive, **params):
 def test_an_annotated_type_with_two_arrays_is_told_of():
     with pytest.raises(TypeError, match="WithErrors has 2 fields that are arrays"):
         jaxrewrite.transform(jax.nn.relu)(WithErrors(jnp.ones(2), jnp.ones(2)))
+
+
+# --- methods that return another shape than they are to ------------------------------------------
+
+
+class Short(values.Matrix):
+    """Each of its methods returns too few numbers."""
+
+    d: jax.Array
+
+    def aval(self):
+        return jax.core.ShapedArray((*self.d.shape, self.d.shape[-1]), self.d.dtype)
+
+    def materialise(self):
+        return jnp.diag(self.d)
+
+    def apply(self, x, axis, precision=None):
+        return x[:-1]
+
+    def solve(self, x, axis):
+        return x[:-1]
+
+    def at(self, i, j):
+        return jnp.zeros(7)
+
+    def known_diagonal(self):
+        return self.d[:-1]
+
+    def known_inverse(self):
+        return list(self.d)
+
+    def times_number(self, factor):
+        return Short(self.d[:-1] * factor)
+
+
+_VECTOR = jnp.arange(1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    "method, fn, message",
+    [
+        ("apply", lambda v: v @ _VECTOR, r"shape \(2,\), and .* shape \(3,\) here"),
+        ("at", lambda v: v[1, 2], r"shape \(7,\), and .* shape \(1, 1\)"),
+        ("known_diagonal", jnp.trace, r"shape \(2,\), and .* shape \(3,\)"),
+        ("known_inverse", jnp.linalg.inv, r"a list, and .* shape \(3, 3\)"),
+        ("times_number", lambda v: 2 * v, r"shape \(2, 2\), and .* shape \(3, 3\)"),
+    ],
+)
+def test_a_method_that_returns_another_shape_is_named(method, fn, message):
+    with pytest.raises(TypeError, match=rf"^Short\.{method} returned {message}"):
+        jaxrewrite.transform(fn, materialise="allow")(Short(_VECTOR))
+
+
+class ShortCodes(values.Coded):
+    codes: jax.Array
+    scale: jax.Array
+
+    def levels(self):
+        return self.codes[1:].astype(self.scale.dtype)
+
+
+def test_levels_of_another_shape_are_named():
+    v = ShortCodes(jnp.ones((4, 2), jnp.int8), jnp.ones((1, 2)))
+    with pytest.raises(TypeError, match=r"^ShortCodes\.levels returned shape \(3, 2\)"):
+        jaxrewrite.numpy.matmul(jnp.ones(4), v)

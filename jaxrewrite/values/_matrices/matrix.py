@@ -21,6 +21,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, bind, same_structure, transform
 
 from .._base.contract import contract
+from .._base.shapes import Shapes, check_shapes, same_shape
 from .._base.structured import Structured, fields_of, inexact, is_value
 from .algebra import LinearAlgebra, solve_columns
 
@@ -117,6 +118,7 @@ class Matrix(LinearAlgebra, Structured):
             raise TypeError(
                 f"{cls.__name__}.entries has to be 'pattern', 'all' or None; it is {cls.entries!r}."
             )
+        check_shapes(cls, _SHAPES)
         if "transposed" in vars(cls):  # Whoever asks for the transpose gets one.
             cls.transposed = _or_lazy(cls.transposed)  # type: ignore[method-assign]
 
@@ -268,6 +270,46 @@ class Matrix(LinearAlgebra, Structured):
     def tangent_space(self) -> Literal["all", "entries", "repeated"]:
         # The other entries of a pattern are zeros. Without a pattern entries repeat.
         return "entries" if self.entries == "pattern" else "repeated"
+
+
+def _along(x: Any, axis: int, length: int) -> tuple[int, ...]:
+    shape = list(x.shape)
+    shape[axis] = length
+    return tuple(shape)
+
+
+# What the methods return, for classes of users.
+_SHAPES: Shapes = {
+    "apply": lambda v, x, axis, precision=None: _along(x, axis, v.shape[-2]),
+    "solve": lambda v, x, axis: tuple(x.shape),
+    "transposed": lambda v: (*v.batch, *v.shape[:-3:-1]),
+    "times": lambda v, other: (*v.shape[:-1], other.shape[-1]),
+    "rtimes": lambda v, other: (*other.shape[:-1], v.shape[-1]),
+    "at": lambda v, i, j: jnp.broadcast_shapes(i.shape, j.shape),
+    "rows_at": lambda v, i: (*i.shape, v.shape[-1]),
+    "block": lambda v, i, j: (*i.shape, *j.shape),
+    "row_sums": lambda v: tuple(v.shape[:-1]),
+    "known_diagonal": lambda v: (*v.batch, min(v.shape[-2:])),
+    "known_singular_values": lambda v: (*v.batch, min(v.shape[-2:])),
+    "known_eigenvalues": lambda v: (*v.batch, v.shape[-1]),
+    "known_solution": lambda v, b: tuple(b.shape),
+    **dict.fromkeys(
+        (
+            *(
+                "reversed",
+                "times_number",
+                "scaled_rows",
+                "plus",
+                "hadamard",
+                "cast",
+                "pick",
+            ),
+            *("known_inverse", "known_exponential", "known_cholesky"),
+            *("known_triangle", "known_lower_part"),
+        ),
+        same_shape,
+    ),
+}
 
 
 def _or_lazy(transposed: Callable[[Any], Any]) -> Any:

@@ -27,6 +27,7 @@ from jaxrewrite._axes.moves import aligned, has_grown, moved
 from jaxrewrite._staging.at_once import at_once
 
 from .._base.contract import is_or_none
+from .._base.shapes import check_shapes, same_shape
 from .._base.sizes import is_at_most
 from .._base.structured import Structured
 
@@ -111,6 +112,10 @@ class Coded(Multiplied):
 
     few_rows: ClassVar[int] = 1
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_shapes(cls, {"levels": same_shape, "integers": same_shape, "encoded": _like})
+
     @property
     def sees_operands(self) -> bool:
         """Whether a product looks at its other operand, so that it is not that of the dense array."""
@@ -171,6 +176,10 @@ class Coded(Multiplied):
 
     def materialise(self) -> jax.Array:
         return at_once(_dense, self) if _compat.nothing_is_traced() else _dense_call(self)
+
+
+def _like(v: Coded, x: jax.Array, sizes: Sequence[int]) -> tuple[int, ...]:
+    return x.shape
 
 
 def _dense(v: Coded) -> jax.Array:
