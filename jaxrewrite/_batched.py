@@ -66,10 +66,11 @@ class Batched(ArrayValue):
     length: int = field(static=True)
     ndims: tuple[int, ...] = field(static=True, default=(), kw_only=True, repr=False)
 
-    # The element's shape and dtype mean nothing while its leaves are stacked. A field without
-    # leaves is the same for all elements, whatever axes the others have.
+    # The element's shape and dtype mean nothing while its leaves are stacked.
     rules_see_values = True
-    _is_stack = True
+
+    # A field without leaves is the same for all elements, whatever axes the others have.
+    _repeats_leafless = True
 
     def __post_init__(self) -> None:
         if not is_value(self.element):

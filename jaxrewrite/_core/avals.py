@@ -15,7 +15,6 @@ from jax.tree_util import (
     keystr,
     tree_flatten,
     tree_flatten_with_path,
-    tree_structure,
     tree_unflatten,
 )
 
@@ -35,28 +34,19 @@ def same_treedef(a: PyTreeDef, b: PyTreeDef) -> bool:
     return a == b and hash(a) == hash(b)
 
 
-def rule_children(value: Value, is_inside: bool = False) -> tuple[list[Any], PyTreeDef]:
-    """The children that rules see: leaves, and children that are themselves values.
-
-    If rules see the values in fields, also through an annotation, their children are among them.
-    """
-    parts, treedef = tree_flatten(value) if value._is_stack else children(value)
-    if len(parts) == 1 and parts[0] is value:
+def rule_children(value: Value) -> tuple[list[Any], PyTreeDef]:
+    """The children that rules see: leaves, and children that are themselves values."""
+    leaves, treedef = tree_flatten(value) if value.rules_see_values else children(value)
+    if len(leaves) == 1 and leaves[0] is value:
         raise no_pytree(value)
-    sees_values = value.rules_see_values or (is_inside and type(value).outer > 0)
-    if not (sees_values and any(map(is_value, parts))):
-        return parts, treedef
-    flat = [rule_children(x, True) if is_value(x) else ([x], None) for x in parts]
-    leaves = [leaf for inside, _ in flat for leaf in inside]
-    if not any(map(is_value, leaves)):
-        return tree_flatten(value)
-    # The values that rules do not see are leaves, like arrays.
-    shown = [tree_unflatten(of, [0] * of.num_leaves) if of else 0 for _, of in flat]
-    return leaves, tree_structure(tree_unflatten(treedef, shown))
+    return leaves, treedef
 
 
 def children(value: Value) -> tuple[list[Any], PyTreeDef]:
-    """All children of a value: its leaves, and children that are themselves values."""
+    """All children of a value: its leaves, and children that are themselves values.
+
+    Of some types rules see all leaves instead: see `rule_children`.
+    """
     flat: tuple[list[Any], Any] = tree_flatten(value)
     if flat[1].num_nodes == len(flat[0]) + 1:
         return flat  # No node is inside. A predicate in Python takes longer.

@@ -52,9 +52,10 @@ def rewrite_jaxpr(
     The result is kept as long as the jaxpr lives. So a body that is called a hundred times,
     or by a hundred programs, is rewritten and compiled once. The adapters change the
     operands before the first equation of the jaxpr, and the results after the last one.
-    They are part of the cache's key, as are the facts about the operands that a hook of the
-    site's program says matter to the body. ``settings`` are given where JAX calls a rule, after
-    the program of the site is finished.
+    They are part of the cache's key. ``settings`` are given where JAX calls a rule, after the
+    program of the site is finished.
+
+    So are the facts about the operands that a hook of the site's program says matter to the body.
     """
     rewriting = Rewriting(settings) if settings is not None else site.builder.rewriting
     if site.is_in_rule:

@@ -91,7 +91,10 @@ class Pass(Protocol):
 
 
 class ClassHook(Protocol):
-    """Is told of each class of values, for a table of classes such as that of a serialiser."""
+    """Is told of each class of values.
+
+    Another library may have a table of classes, such as that of a serialiser.
+    """
 
     def is_ready(self) -> bool:
         """Whether it can be told of classes. The other library may not be imported yet."""

@@ -68,7 +68,8 @@ class _LazyFields:
 class _LazySignature:
     """The attribute that `inspect.signature` reads first. There a class becomes a dataclass.
 
-    A base class, or one with a decorator and no instance, would have that of `PyTree.__new__`.
+    Without it a base class, or a class with a decorator and no instance yet, would have the
+    signature of `PyTree.__new__`.
     """
 
     def __get__(self, instance: Any, owner: type) -> inspect.Signature | None:

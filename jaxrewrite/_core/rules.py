@@ -237,7 +237,8 @@ class Table:
         operand annotated with `Value` or `ArrayValue` stays a value. So when a rule for
         ``(T, ArrayValue)`` combines a field with the other operand, the result is
         dispatched on an array and that value. If ``T`` has ``rules_see_values = True``,
-        fields stay values, too, whose own fields are arrays.
+        fields stay values, too. Only `bind` and `transform` accept such a field, and
+        dispatch on both.
 
         A rule for dense operands alone rewrites ordinary programs. A rule that allows a
         value is never tried on dense operands alone.
@@ -504,11 +505,16 @@ class RulesInForce:
     def passes(self) -> dict[hooks.Pass, list[tuple[int, Any]]]:
         """The passes that have entries, each with the number of its table, the nearest first."""
         tables = self.tables if self.has_values else self.own_tables()
-        numbered = [*enumerate(tables)]
-        of = lambda pass_: [
-            (i, x) for i, rules in numbered for x in rules.entries_of(pass_)
-        ]
-        return {pass_: entries for pass_ in hooks.passes if (entries := of(pass_))}
+        in_force = {}
+        for pass_ in hooks.passes:
+            entries = [
+                (i, entry)
+                for i, rules in enumerate(tables)
+                for entry in rules.entries_of(pass_)
+            ]
+            if entries:
+                in_force[pass_] = entries
+        return in_force
 
     def primitives_with_literals(self) -> frozenset[Primitive]:
         return frozenset().union(
@@ -534,9 +540,12 @@ def guarded(
     entries: list[Entry], avals: Sequence[Any], declined: list[Declined]
 ) -> list[Entry]:
     """The entries whose guards hold."""
-    held = [entry for entry in entries if guards_hold(entry.guards, avals)]
-    others = (entry.rule for entry in entries if entry not in held)
-    declined += [Declined(rule, "its shapes or dtypes do not fit") for rule in others]
+    held = []
+    for entry in entries:
+        if guards_hold(entry.guards, avals):
+            held.append(entry)
+        else:
+            declined.append(Declined(entry.rule, "its shapes or dtypes do not fit"))
     return held
 
 

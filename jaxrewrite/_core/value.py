@@ -85,8 +85,7 @@ class Value(PyTree):
         the outer type.
     rules_see_values
         Whether rules get a field that is a value as that value, and not as an array of its
-        aval. The fields of that value are arrays to them. Use it if rules of the type call
-        methods of what is in a field, or `bind` it together with another value, which
+        aval. Use it if rules of the type `bind` a field together with another value, which
         dispatches on both.
     """
 
@@ -94,9 +93,8 @@ class Value(PyTree):
     outer: ClassVar[float] = 0
     rules_see_values: ClassVar[bool] = False
 
-    # Whether leaves have more axes than the fields that are values know of. Rules see them all,
-    # and fields without leaves may stay when `jax.vmap` gives the others batch axes.
-    _is_stack: ClassVar[bool] = False
+    # Whether fields without leaves may stay when `jax.vmap` gives the others batch axes.
+    _repeats_leafless: ClassVar[bool] = False
 
     # Whether programs see its dense array anyway, so that no policy stands in the way of that.
     _is_seen_dense: ClassVar[bool] = False

@@ -338,7 +338,7 @@ _NOTHING: Any = object()  # It stands for a program that has nothing to rewrite.
 
 
 def _is_one_leaf(x: object) -> bool:
-    return is_leafless(x) or (is_value(x) and x._is_stack)
+    return is_leafless(x) or (is_value(x) and x._repeats_leafless)
 
 
 def _is_jittable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

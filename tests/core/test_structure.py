@@ -222,7 +222,7 @@ def imports_within(path):
 # methods that users call, also where they forbid promotions; what is known of sizes; which rows are
 # in a group.
 PRIVATE = {
-    ("structured", "jaxrewrite._core.avals"),
+    ("algebra", "jaxrewrite._core.avals"),
     ("blocks", "jaxrewrite._axes"),
     ("blocks", "jaxrewrite._compat"),
     ("recognised", "jaxrewrite._compat"),

@@ -255,32 +255,6 @@ def test_what_a_rule_for_any_other_value_is_given(sees_values):
     np.testing.assert_array_equal(np.asarray(product), 6 * np.ones(3))
 
 
-@pytest.mark.parametrize("around", [lambda v: v, lambda v: values.Tagged(v, "a")])
-def test_fields_of_the_values_that_a_rule_sees_are_arrays(around):
-    """Also of those that an annotation is around, and the rule's results are values again."""
-    seen = []
-
-    class Outer(ArrayValue):
-        x: jax.Array
-        rules_see_values = True
-
-        def materialise(self):
-            return jaxrewrite.materialise(self.x)
-
-    @jaxrewrite.register("neg")
-    def _(a: Outer):
-        inner = a.x if isinstance(a.x, Inner) else a.x.array
-        seen.extend([type(inner), isinstance(inner.x, jax.Array)])
-        negated = Inner(jnp.negative(inner.x))
-        return Outer(negated if a.x is inner else values.Tagged(negated, a.x.tags))
-
-    v = Outer(around(Inner(Other(jnp.arange(3.0)))))
-    negated = jaxrewrite.transform(lambda v: -v, materialise="allow")(v)
-    assert seen == [Inner, True]
-    assert type(negated.x) is type(v.x)
-    np.testing.assert_array_equal(np.asarray(negated), [0, -1, -2])
-
-
 def test_an_annotation_of_values_dispatches_on_both():
     d = values.Diagonal(jnp.arange(3.0))
     product = jaxrewrite.transform(jnp.matmul, materialise="forbid")(Stamped(d, 1), 2 * d)

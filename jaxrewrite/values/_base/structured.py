@@ -16,7 +16,6 @@ from jaxtyping import Array, ArrayLike, Bool, Integer, Shaped
 import jaxrewrite
 from jaxrewrite._axes import several
 from jaxrewrite._compat import with_standard_promotion
-from jaxrewrite._core.avals import rule_children
 from jaxrewrite._core.site import is_annotation as is_annotation
 from jaxrewrite._display import bytes_text, nbytes_of
 
@@ -30,15 +29,6 @@ def is_value(x: Any) -> bool:
 def fields_of(value: Any) -> tuple[list[Any], Any]:
     """The leaves of a value, with the values in its fields as leaves, and the treedef."""
     return jax.tree.flatten(value, is_leaf=lambda x: x is not value and is_value(x))
-
-
-def as_in_a_rule(fn: Callable[[Any], Any], value: Any) -> Any:
-    """The result of a function of a value, of which it sees what a rule does."""
-    leaves, treedef = rule_children(value)
-    if not any(map(is_value, leaves)):
-        return fn(value)
-    on_leaves = lambda *leaves: fn(jax.tree.unflatten(treedef, leaves))
-    return jaxrewrite.transform(on_leaves)(*leaves)
 
 
 def short(aval: Any) -> str:

@@ -12,30 +12,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Inexact, Shaped
 
 import jaxrewrite
+from jaxrewrite._core.avals import rule_children
 
-from .._base.structured import (
-    as_in_a_rule,
-    fields_of,
-    is_annotation,
-    is_value,
-    with_standard_promotion,
-)
+from .._base.structured import fields_of, is_annotation, is_value, with_standard_promotion
 from .determinant import Determinant
-
-
-def _for_users(method: Callable[[Any], Any]) -> Any:
-    """A method that users call. Outside of a rule, too, fields that are values are arrays to it."""
-
-    @functools.wraps(method)
-    def call(self: Any) -> Any:
-        return as_in_a_rule(method, self)
-
-    return with_standard_promotion(call)
 
 
 class LinearAlgebra:
@@ -161,12 +147,12 @@ class LinearAlgebra:
 
     # The methods that users call.
 
-    @_for_users
+    @with_standard_promotion
     def diagonal(self) -> Any:
         r"""The entries on the diagonal, of shape (\*batch, min(n, m))."""
         return _or_dense(self, self.known_diagonal(), dense_diagonal)
 
-    @_for_users
+    @with_standard_promotion
     def trace(self) -> Any:
         r"""The sum of the diagonal, of shape (\*batch)."""
         return self.diagonal().sum(-1)
@@ -181,12 +167,12 @@ class LinearAlgebra:
         solve = jaxrewrite.transform(jnp.linalg.solve)
         return solve_columns(lambda b: solve(self, b), x, axis, len(batch))
 
-    @_for_users
+    @with_standard_promotion
     def inverse(self) -> Any:
         """The inverse: a matrix if the type knows it in closed form, else an array."""
         return _or_dense(self, self.known_inverse(), jnp.linalg.inv)
 
-    @_for_users
+    @with_standard_promotion
     def slogdet(self) -> tuple[Inexact[Array, "*batch"], Inexact[Array, "*batch"]]:
         r"""The signs of the determinants and the logarithms of their absolute values.
 
@@ -197,7 +183,7 @@ class LinearAlgebra:
             return known.slogdet()
         return tuple(jaxrewrite.transform(jnp.linalg.slogdet)(self))
 
-    @_for_users
+    @with_standard_promotion
     def determinant(self) -> Any:
         r"""The determinants, of shape (\*batch)."""
         known = determinant_of(self)
@@ -205,12 +191,12 @@ class LinearAlgebra:
             return known.number()
         return jaxrewrite.transform(jnp.linalg.det)(self)
 
-    @_for_users
+    @with_standard_promotion
     def eigenvalues(self) -> Any:
         r"""The eigenvalues in any order, of shape (\*batch, n)."""
         return _or_dense(self, self.known_eigenvalues(), jnp.linalg.eigvals)
 
-    @_for_users
+    @with_standard_promotion
     def eigh(self) -> tuple[Any, Any]:
         r"""The eigenvalues of a Hermitian matrix in rising order, and its eigenvectors.
 
@@ -219,7 +205,7 @@ class LinearAlgebra:
         """
         return tuple(_or_dense(self, self.known_eigh(lower=True), dense_eigh))
 
-    @_for_users
+    @with_standard_promotion
     def cholesky(self) -> Any:
         """The lower triangular factor of a positive definite matrix.
 
@@ -270,13 +256,45 @@ def _dense_up_to_annotation(x: Any) -> Any:
     if not _has_annotation(x):
         return jaxrewrite.materialise(x)
     while is_value(x) and not is_annotation(x):
-        x = x.materialise()
+        x = on_fields(lambda x: x.materialise(), x)
     return x
+
+
+def on_fields(fn: Callable[..., Any], *operands: Any) -> Any:
+    """Call a function of values so that it sees their fields as arrays, as a rule does.
+
+    A sum or a product calls the methods of its parts this way, because a field of a part may
+    be a value. An array with an annotation is seen as an array, too.
+    """
+    split = [
+        rule_children(x) if is_value(x) and not is_annotation(x) else ([x], None)
+        for x in operands
+    ]
+    fields = [field for leaves, _ in split for field in leaves]
+    if not any(map(is_value, fields)):
+        return fn(*operands)
+    last_results: list[Any] = []
+
+    def on_arrays(*arrays: Any) -> Any:
+        rest = iter(arrays)
+        rebuilt = []
+        for leaves, treedef in split:
+            parts = [next(rest) for _ in leaves]
+            rebuilt.append(
+                parts[0] if treedef is None else jax.tree.unflatten(treedef, parts)
+            )
+        last_results.append(fn(*rebuilt))
+        return () if last_results[-1] is NotImplemented else last_results[-1]
+
+    results = jaxrewrite.transform(on_arrays)(*fields)
+    return NotImplemented if last_results[-1] is NotImplemented else results
 
 
 def known_of(x: Any, hook: str, *args: Any) -> Any:
     """The answer of the method ``hook`` of a part, or NotImplemented."""
-    return getattr(x, hook)(*args) if isinstance(x, LinearAlgebra) else NotImplemented
+    if not isinstance(x, LinearAlgebra):
+        return NotImplemented
+    return on_fields(lambda x: getattr(x, hook)(*args), x)
 
 
 def known_or(x: Any, hook: str, fn: Callable[[Any], Any], *args: Any) -> Any:
@@ -303,7 +321,7 @@ def diagonal_of(x: Any) -> Any:
 def trace_of(x: Any) -> Any:
     """The trace of a part, an array."""
     if isinstance(x, LinearAlgebra):
-        return jaxrewrite.materialise(x.trace())
+        return jaxrewrite.materialise(on_fields(lambda x: x.trace(), x))
     return diagonal_of(x).sum(-1)
 
 

@@ -20,7 +20,7 @@ from jaxrewrite import register
 
 from .._base.recognised import find, fingerprints
 from .._base.structured import inexact
-from .algebra import LinearAlgebra, dot_of
+from .algebra import LinearAlgebra, dot_of, on_fields
 from .low_rank import LowRank
 from .matrix import Matrix
 from .pseudo_inverse import (
@@ -50,7 +50,7 @@ def _(
     if not _is_known(wide):
         ask_for_dense(wide)
         return NotImplemented
-    return call.mapped(call.of_value)(v, *more)
+    return call.mapped(lambda v, *more: on_fields(call.of_value, v, *more))(v, *more)
 
 
 def _is_known(v: Any) -> bool:

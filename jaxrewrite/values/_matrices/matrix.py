@@ -23,7 +23,7 @@ from jaxrewrite import ArrayValue, bind, same_structure, transform
 from .._base.contract import contract
 from .._base.shapes import Shapes, check_shapes, same_shape
 from .._base.structured import Structured, fields_of, inexact, is_value
-from .algebra import LinearAlgebra, solve_columns
+from .algebra import LinearAlgebra, on_fields, solve_columns
 
 
 class Matrix(LinearAlgebra, Structured):
@@ -351,7 +351,7 @@ class _Transposed(Matrix):
 
     def _transpose(self, fn: Callable[[Any, Any], Any], x: Any, axis: int) -> Any:
         shape = (*x.shape[:axis], self.shape[-2], *x.shape[axis + 1 :])
-        on_array = lambda y: jaxrewrite.materialise(fn(self.matrix, y))
+        on_array = lambda y: jaxrewrite.materialise(on_fields(fn, self.matrix, y))
         (y,) = jax.linear_transpose(on_array, jax.ShapeDtypeStruct(shape, x.dtype))(x)
         return y
 
@@ -359,11 +359,11 @@ class _Transposed(Matrix):
         return self.matrix
 
     def cast(self, dtype: Any) -> Any:
-        cast = self.matrix.cast(dtype)
+        cast = on_fields(lambda v: v.cast(dtype), self.matrix)
         return cast if cast is NotImplemented else _Transposed(cast)
 
     def at(self, i: Any, j: Any) -> Any:
-        return self.matrix.at(j, i)
+        return jaxrewrite.materialise(on_fields(lambda v: v.at(j, i), self.matrix))
 
 
 def nan_if_any_is(x: Inexact[Array, "*batch ..."], batch: int) -> Any:
@@ -417,7 +417,7 @@ def solve_factor(
 ) -> Any:
     """Solve along an axis with an array, or with a matrix that may know how to solve."""
     if isinstance(factor, LinearAlgebra) and factor.solvable:
-        return factor.solve(x, axis)
+        return on_fields(lambda factor, x: factor.solve(x, axis), factor, x)
     return solve_dense(factor, x, axis)
 
 
@@ -434,7 +434,7 @@ def unpivoted(v: Matrix) -> tuple[Any, Any]:
 def swapped(x: ArrayValue | Shaped[Array, "*batch n m"]) -> Any:
     """A value or an array with its last two axes exchanged."""
     if isinstance(x, LinearAlgebra):
-        return x.transposed()
+        return on_fields(lambda x: x.transposed(), x)
     batch = range(x.ndim - 2)
     return bind(lax.transpose_p, x, permutation=(*batch, x.ndim - 1, x.ndim - 2))
 
@@ -454,17 +454,17 @@ def adjoint(x: Any) -> Any:
 
 def closed_product(x: Any, y: Any) -> Any:
     """``x @ y`` in closed form, or NotImplemented."""
-    return _closed("times", "rtimes", x, y)
+    return on_fields(functools.partial(_closed, "times", "rtimes"), x, y)
 
 
 def closed_sum(x: Any, y: Any) -> Any:
     """``x + y`` in closed form, or NotImplemented."""
-    return _closed("plus", "plus", x, y)
+    return on_fields(functools.partial(_closed, "plus", "plus"), x, y)
 
 
 def closed_hadamard(x: Any, y: Any) -> Any:
     """``x * y``, entry by entry, in closed form, or NotImplemented."""
-    return _closed("hadamard", "hadamard", x, y)
+    return on_fields(functools.partial(_closed, "hadamard", "hadamard"), x, y)
 
 
 def _closed(hook: str, hook_of_second: str, x: Any, y: Any) -> Any:

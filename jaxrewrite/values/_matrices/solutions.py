@@ -11,7 +11,7 @@ from typing import Any
 
 import jaxrewrite
 
-from .algebra import known_of
+from .algebra import known_of, on_fields
 from .low_rank import LowRank
 from .matrix import closed_product, lazily, solve_factor, swapped
 from .monomial import Identity, ScalarMatrix
@@ -49,13 +49,13 @@ def _of_parts(a: Any, b: Any) -> Any:
         terms = [_of_parts(a, term) for term in b.terms]
         return NotImplemented if any(x is NotImplemented for x in terms) else sum_of(terms)
     if isinstance(b, LowRank):
-        return _of_low_rank(a, b)
+        return on_fields(_of_low_rank, a, b)
     if isinstance(b, Product):
         first = _of_parts(a, b.factors[0])
         return first if first is NotImplemented else Product((first, *b.factors[1:]))
     if isinstance(a, Scaled):
         return _multiple(_of_parts(a.x, b), 1 / a.scale)
-    return _of_matrices(a, b)
+    return on_fields(_of_matrices, a, b)
 
 
 def _of_matrices(a: Any, b: Any) -> Any:

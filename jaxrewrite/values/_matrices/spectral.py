@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 import jaxrewrite
 
-from .algebra import dot_of, known_of
+from .algebra import dot_of, known_of, on_fields
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .matrix import swapped
@@ -90,7 +90,7 @@ def _spectrum_of_sum(total: Sum) -> Spectrum | None:
 def number_of_identity(x: Any) -> Any:
     r"""The numbers c, of shape (\*batch), of a multiple of the identity, or ``None``."""
     if isinstance(x, (Identity, ScalarMatrix)):
-        return x.as_multiple().c
+        return on_fields(lambda x: x.as_multiple().c, x)
     if isinstance(x, Scaled) and isinstance(x.x, Identity):
         return jnp.broadcast_to(_finite(x), x.batch)
     return None
@@ -104,7 +104,7 @@ def _finite(x: Scaled) -> Any:
 def as_diagonal(x: Any) -> Any:
     """A diagonal matrix as a `Diagonal`, and anything else as it is."""
     if isinstance(x, OnDiagonal):
-        return x.as_diagonal()
+        return on_fields(lambda x: x.as_diagonal(), x)
     if isinstance(x, Scaled) and isinstance(x.x, OnDiagonal):
         scaled = x.rescaled(_finite(x))
         return Diagonal(jaxrewrite.materialise(scaled.diagonal()))

@@ -15,7 +15,8 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import primitives
 
-from .._base.structured import as_in_a_rule, promoted
+from .._base.structured import promoted
+from .._matrices.algebra import on_fields
 from .lora import Adapted, Lora
 from .rescaled import Rescaled, beside
 
@@ -112,7 +113,7 @@ class Dora(Adapted):
     @classmethod
     def of(cls, lora: Lora) -> Dora:
         """The same array as a `Lora`, with the lengths that its columns have."""
-        magnitude = as_in_a_rule(_lengths, lora)
+        magnitude = on_fields(_lengths, lora)
         own = {f.name: getattr(lora, f.name) for f in dataclasses.fields(lora)}
         return cls(**own, magnitude=magnitude)
 
@@ -129,7 +130,7 @@ class Dora(Adapted):
 
         It is for a model that is no longer trained.
         """
-        return as_in_a_rule(_rescaled, self)
+        return on_fields(_rescaled, self)
 
     def materialise(self) -> Any:
         dense = self.lora.materialise()
