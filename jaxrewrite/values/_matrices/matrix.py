@@ -26,6 +26,24 @@ from .._base.structured import Structured, fields_of, inexact, is_value
 from .algebra import LinearAlgebra, on_fields, solve_columns
 
 
+def _on_arrays(method: Callable[..., Any]) -> Any:
+    """A method that sees arrays in the fields of its matrix, whoever calls it.
+
+    So it does in the fields of other values that it is given.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def of_values(*values: Any) -> Any:
+            rest = iter(values)
+            own, *given = (next(rest) if is_value(x) else x for x in (self, *args))
+            return method(own, *given, **kwargs)
+
+        return on_fields(of_values, self, *filter(is_value, args))
+
+    return call
+
+
 class Matrix(LinearAlgebra, Structured):
     r"""Base class of matrices with structure, or of stacks of them.
 
@@ -119,6 +137,8 @@ class Matrix(LinearAlgebra, Structured):
                 f"{cls.__name__}.entries has to be 'pattern', 'all' or None; it is {cls.entries!r}."
             )
         check_shapes(cls, _SHAPES)
+        for name in _METHODS & vars(cls).keys():
+            setattr(cls, name, _on_arrays(vars(cls)[name]))
         if "transposed" in vars(cls):  # Whoever asks for the transpose gets one.
             cls.transposed = _or_lazy(cls.transposed)  # type: ignore[method-assign]
 
@@ -172,6 +192,7 @@ class Matrix(LinearAlgebra, Structured):
 
     # --- entries and batch axes; right for types with entries as leaves ----------------------
 
+    @_on_arrays
     def cast(self, dtype: Any) -> Self | Any:
         """The matrix in another dtype: any dtype if it has ``entries``, else an inexact one.
 
@@ -182,6 +203,7 @@ class Matrix(LinearAlgebra, Structured):
             return jax.tree.map(lambda x: x.astype(dtype) if inexact(x) else x, self)
         return self.map_entries(lambda x: x.astype(dtype))
 
+    @_on_arrays
     def map_entries(self, fn: Callable[..., Any], *others: Self) -> Self:
         """The matrix after a function that acts on the leaves that are entries."""
         return jax.tree.map(fn, self, *others)
@@ -309,6 +331,13 @@ _SHAPES: Shapes = {
         ),
         same_shape,
     ),
+}
+
+
+_METHODS = {
+    *_SHAPES,
+    *("known_determinant", "known_eigh", "known_svd", "known_reduced_svd"),
+    *("known_lu", "known_spectrum", "map_entries"),
 }
 
 
