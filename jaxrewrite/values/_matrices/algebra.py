@@ -24,12 +24,62 @@ from .._base.structured import fields_of, is_annotation, is_value, with_standard
 from .determinant import Determinant
 
 
+def on_arrays(method: Callable[..., Any]) -> Any:
+    """A method that sees arrays in the fields of its matrix, whoever calls it.
+
+    So it does in the fields of other values that it is given.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def of_values(*values: Any) -> Any:
+            rest = iter(values)
+            own, *given = (next(rest) if is_value(x) else x for x in (self, *args))
+            return method(own, *given, **kwargs)
+
+        return on_fields(of_values, self, *filter(is_value, args))
+
+    return call
+
+
+# The methods of a matrix that return arrays, values, or several of these.
+_METHODS = {
+    *("apply", "solve", "transposed", "reversed", "times_number", "scaled_rows", "times"),
+    *(
+        "rtimes",
+        "plus",
+        "hadamard",
+        "cast",
+        "map_entries",
+        "pick",
+        "at",
+        "rows_at",
+        "block",
+    ),
+    *(
+        "row_sums",
+        "known_cholesky",
+        "known_determinant",
+        "known_diagonal",
+        "known_eigenvalues",
+    ),
+    *("known_eigh", "known_exponential", "known_inverse", "known_lower_part", "known_lu"),
+    *("known_reduced_svd", "known_singular_values", "known_solution", "known_spectrum"),
+    *("known_svd", "known_triangle", "diagonal", "trace"),
+}
+
+
 class LinearAlgebra:
     r"""The linear algebra of matrices, and of lazy sums and products of two axes or more.
 
     For a stack of matrices every method applies to each matrix, with the batch axes in
     front.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in _METHODS & vars(cls).keys():
+            setattr(cls, name, on_arrays(vars(cls)[name]))
 
     # Functions that a square matrix may know in closed form. Rules and the methods below ask them.
     # NotImplemented means that JAX's function has to give the answer.
@@ -292,9 +342,7 @@ def on_fields(fn: Callable[..., Any], *operands: Any) -> Any:
 
 def known_of(x: Any, hook: str, *args: Any) -> Any:
     """The answer of the method ``hook`` of a part, or NotImplemented."""
-    if not isinstance(x, LinearAlgebra):
-        return NotImplemented
-    return on_fields(lambda x: getattr(x, hook)(*args), x)
+    return getattr(x, hook)(*args) if isinstance(x, LinearAlgebra) else NotImplemented
 
 
 def known_or(x: Any, hook: str, fn: Callable[[Any], Any], *args: Any) -> Any:
@@ -321,7 +369,7 @@ def diagonal_of(x: Any) -> Any:
 def trace_of(x: Any) -> Any:
     """The trace of a part, an array."""
     if isinstance(x, LinearAlgebra):
-        return jaxrewrite.materialise(on_fields(lambda x: x.trace(), x))
+        return jaxrewrite.materialise(x.trace())
     return diagonal_of(x).sum(-1)
 
 

@@ -14,7 +14,7 @@ import jaxrewrite
 
 from .._base.contract import contract
 from .._base.structured import differs, zero_unless
-from .algebra import on_fields, solve_columns
+from .algebra import solve_columns
 from .determinant import Determinant
 from .matrix import Matrix, nan_if_any_is, solve_dense
 from .monomial import Diagonal, Identity, OnDiagonal, Permutation, sorted_svd
@@ -334,7 +334,7 @@ def sorted_eigh(values: Any, vectors: Any) -> Any:
 
 @jaxrewrite.register(jax.scipy.linalg.block_diag)
 def _(*vs: OnDiagonal) -> Any:
-    return Diagonal(jnp.concatenate([on_fields(OnDiagonal.diagonal, v) for v in vs]))
+    return Diagonal(jnp.concatenate([v.diagonal() for v in vs]))
 
 
 @jaxrewrite.register(jax.scipy.linalg.block_diag)

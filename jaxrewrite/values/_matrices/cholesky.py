@@ -19,7 +19,6 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import bind, register
 
-from .algebra import on_fields
 from .lu import Factor
 
 
@@ -65,4 +64,4 @@ def _(factor: CholeskyFactor, b: Array, *, lower: bool) -> Any:
     v = factor.matrix
     if not factor.is_definite or lower != factor.lower or v.ndim > 2:
         return NotImplemented  # It is asked again for each matrix of a stack.
-    return on_fields(lambda v, b: v.solve(b, 0), v, b)
+    return v.solve(b, 0)

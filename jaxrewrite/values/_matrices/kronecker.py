@@ -26,7 +26,6 @@ from .algebra import (
     is_square,
     known_or,
     of_dense,
-    on_fields,
 )
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
@@ -398,9 +397,7 @@ _outer_of_vectors = functools.partial(of_pairs, operator.mul)
 def _at(factor: Any, *places: Any) -> Any:
     """Entries of a factor at rows and columns, or the whole rows."""
     if isinstance(factor, Matrix):
-        name = "at" if len(places) == 2 else "rows_at"
-        read = lambda factor, *places: getattr(factor, name)(*places)
-        return on_fields(read, factor, *places)
+        return factor.at(*places) if len(places) == 2 else factor.rows_at(*places)
     take = lambda x, *places: x.at[places].get(mode="promise_in_bounds")
     return jaxrewrite.materialise(jaxrewrite.transform(take)(factor, *places))
 

@@ -20,7 +20,6 @@ import jaxrewrite
 from jaxrewrite import register, same_structure
 
 from .._base.structured import Structured
-from .algebra import on_fields
 from .matrix import Matrix
 from .scaled import Scaled
 from .sum import Sum
@@ -97,7 +96,7 @@ def _(factors: LUFactor, pivots: LUFactor, b: Array, *, trans: Literal[0, 1, 2])
         return NotImplemented
     if v.ndim > 2:
         return NotImplemented  # It is asked again for each matrix of a stack.
-    return _nan_unless_same(v, other, on_fields(lambda v, b: _solved(v, b, trans), v, b))
+    return _nan_unless_same(v, other, _solved(v, b, trans))
 
 
 def _solved(v: Any, b: Any, trans: int) -> Any:

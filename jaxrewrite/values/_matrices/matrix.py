@@ -23,25 +23,7 @@ from jaxrewrite import ArrayValue, bind, same_structure, transform
 from .._base.contract import contract
 from .._base.shapes import Shapes, check_shapes, same_shape
 from .._base.structured import Structured, fields_of, inexact, is_value
-from .algebra import LinearAlgebra, on_fields, solve_columns
-
-
-def _on_arrays(method: Callable[..., Any]) -> Any:
-    """A method that sees arrays in the fields of its matrix, whoever calls it.
-
-    So it does in the fields of other values that it is given.
-    """
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        def of_values(*values: Any) -> Any:
-            rest = iter(values)
-            own, *given = (next(rest) if is_value(x) else x for x in (self, *args))
-            return method(own, *given, **kwargs)
-
-        return on_fields(of_values, self, *filter(is_value, args))
-
-    return call
+from .algebra import LinearAlgebra, on_arrays, solve_columns
 
 
 class Matrix(LinearAlgebra, Structured):
@@ -137,8 +119,6 @@ class Matrix(LinearAlgebra, Structured):
                 f"{cls.__name__}.entries has to be 'pattern', 'all' or None; it is {cls.entries!r}."
             )
         check_shapes(cls, _SHAPES)
-        for name in _METHODS & vars(cls).keys():
-            setattr(cls, name, _on_arrays(vars(cls)[name]))
         if "transposed" in vars(cls):  # Whoever asks for the transpose gets one.
             cls.transposed = _or_lazy(cls.transposed)  # type: ignore[method-assign]
 
@@ -192,7 +172,7 @@ class Matrix(LinearAlgebra, Structured):
 
     # --- entries and batch axes; right for types with entries as leaves ----------------------
 
-    @_on_arrays
+    @on_arrays
     def cast(self, dtype: Any) -> Self | Any:
         """The matrix in another dtype: any dtype if it has ``entries``, else an inexact one.
 
@@ -203,7 +183,7 @@ class Matrix(LinearAlgebra, Structured):
             return jax.tree.map(lambda x: x.astype(dtype) if inexact(x) else x, self)
         return self.map_entries(lambda x: x.astype(dtype))
 
-    @_on_arrays
+    @on_arrays
     def map_entries(self, fn: Callable[..., Any], *others: Self) -> Self:
         """The matrix after a function that acts on the leaves that are entries."""
         return jax.tree.map(fn, self, *others)
@@ -334,13 +314,6 @@ _SHAPES: Shapes = {
 }
 
 
-_METHODS = {
-    *_SHAPES,
-    *("known_determinant", "known_eigh", "known_svd", "known_reduced_svd"),
-    *("known_lu", "known_spectrum", "map_entries"),
-}
-
-
 def _or_lazy(transposed: Callable[[Any], Any]) -> Any:
     @functools.wraps(transposed)
     def method(self: Any) -> Any:
@@ -380,7 +353,7 @@ class _Transposed(Matrix):
 
     def _transpose(self, fn: Callable[[Any, Any], Any], x: Any, axis: int) -> Any:
         shape = (*x.shape[:axis], self.shape[-2], *x.shape[axis + 1 :])
-        on_array = lambda y: jaxrewrite.materialise(on_fields(fn, self.matrix, y))
+        on_array = lambda y: jaxrewrite.materialise(fn(self.matrix, y))
         (y,) = jax.linear_transpose(on_array, jax.ShapeDtypeStruct(shape, x.dtype))(x)
         return y
 
@@ -388,11 +361,11 @@ class _Transposed(Matrix):
         return self.matrix
 
     def cast(self, dtype: Any) -> Any:
-        cast = on_fields(lambda v: v.cast(dtype), self.matrix)
+        cast = self.matrix.cast(dtype)
         return cast if cast is NotImplemented else _Transposed(cast)
 
     def at(self, i: Any, j: Any) -> Any:
-        return jaxrewrite.materialise(on_fields(lambda v: v.at(j, i), self.matrix))
+        return jaxrewrite.materialise(self.matrix.at(j, i))
 
 
 def nan_if_any_is(x: Inexact[Array, "*batch ..."], batch: int) -> Any:
@@ -446,7 +419,7 @@ def solve_factor(
 ) -> Any:
     """Solve along an axis with an array, or with a matrix that may know how to solve."""
     if isinstance(factor, LinearAlgebra) and factor.solvable:
-        return on_fields(lambda factor, x: factor.solve(x, axis), factor, x)
+        return factor.solve(x, axis)
     return solve_dense(factor, x, axis)
 
 
@@ -463,7 +436,7 @@ def unpivoted(v: Matrix) -> tuple[Any, Any]:
 def swapped(x: ArrayValue | Shaped[Array, "*batch n m"]) -> Any:
     """A value or an array with its last two axes exchanged."""
     if isinstance(x, LinearAlgebra):
-        return on_fields(lambda x: x.transposed(), x)
+        return x.transposed()
     batch = range(x.ndim - 2)
     return bind(lax.transpose_p, x, permutation=(*batch, x.ndim - 1, x.ndim - 2))
 
@@ -483,17 +456,17 @@ def adjoint(x: Any) -> Any:
 
 def closed_product(x: Any, y: Any) -> Any:
     """``x @ y`` in closed form, or NotImplemented."""
-    return on_fields(functools.partial(_closed, "times", "rtimes"), x, y)
+    return _closed("times", "rtimes", x, y)
 
 
 def closed_sum(x: Any, y: Any) -> Any:
     """``x + y`` in closed form, or NotImplemented."""
-    return on_fields(functools.partial(_closed, "plus", "plus"), x, y)
+    return _closed("plus", "plus", x, y)
 
 
 def closed_hadamard(x: Any, y: Any) -> Any:
     """``x * y``, entry by entry, in closed form, or NotImplemented."""
-    return on_fields(functools.partial(_closed, "hadamard", "hadamard"), x, y)
+    return _closed("hadamard", "hadamard", x, y)
 
 
 def _closed(hook: str, hook_of_second: str, x: Any, y: Any) -> Any:

@@ -24,7 +24,6 @@ from .algebra import (
     is_square,
     known_of,
     known_or,
-    on_fields,
 )
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, closed_product, solve_factor, swapped
@@ -264,7 +263,7 @@ def _has_zeros(x: Any) -> bool:
 def _multiplied(factor: Any, x: Any, axis: int) -> Any:
     """An array multiplied along an axis, by a matrix itself if it knows of its zeros."""
     if _has_zeros(factor):
-        return on_fields(lambda factor, x: factor.apply(x, axis), factor, x)
+        return factor.apply(x, axis)
     return apply_dense(jaxrewrite.materialise(factor), x, axis)
 
 

@@ -34,7 +34,6 @@ from .._base.structured import (
     total,
     zero_unless,
 )
-from .algebra import on_fields
 from .conjugates import conjugated
 from .entry_products import sum_of_entries, times_array, times_matrix
 from .matrix import Matrix, closed_sum, lazily, negated, swapped
@@ -80,8 +79,7 @@ def _(left: Matrix, right: Array, *, dimension_numbers: Any, **params: Any) -> A
     ones = [n if label in xs else 1 for label, n in zip(batch, v.batch, strict=True)]
     x = jnp.broadcast_to(x.reshape(*ones, *sizes), (*v.batch, *sizes))
     axis = len(batch) + rest.index(summed)
-    apply = lambda operator, x: operator.apply(x, axis, params["precision"])
-    y = jaxrewrite.materialise(on_fields(apply, operator, x))
+    y = jaxrewrite.materialise(operator.apply(x, axis, params["precision"]))
     labels_of_y = (*batch, *(free if label == summed else label for label in rest))
     y = total(y, [i for i, label in enumerate(labels_of_y) if label not in out])
     return transpose(y, tuple(label for label in labels_of_y if label in out), out).astype(
@@ -359,10 +357,11 @@ def _(v: Matrix, indices: Array, *, dimension_numbers: Any, **params: Any) -> An
         or fills(mode)
     ):
         return NotImplemented
-    of, read = (v, "at") if len(cut) == 2 else (v.transposed() if cut[0] else v, "rows_at")
+    of = v.transposed() if cut == [1] else v
+    read = of.at if len(cut) == 2 else of.rows_at
     # An index of a whole axis has no place but the first.
     places = [in_range(each[a], v.shape[a]) for a in cut]
-    found = jaxrewrite.materialise(on_fields(lambda v: getattr(v, read)(*places), of))
+    found = jaxrewrite.materialise(read(*places))
     if found is NotImplemented:
         return NotImplemented
     window = [a for a in (0, 1) if a not in numbers.collapsed_slice_dims]

@@ -23,7 +23,6 @@ from .algebra import (
     known_of,
     known_or,
     of_dense,
-    on_fields,
     trace_of,
 )
 from .block_diagonal import sorted_eigh
@@ -277,7 +276,7 @@ class Scaled(LinearAlgebra, Linear):
     def solve(self, x: Any, axis: int) -> Any:
         if not self.solvable:
             return super().solve(x, axis)
-        solution = on_fields(lambda matrix, x: matrix.solve(x, axis), self.x, x)
+        solution = self.x.solve(x, axis)
         scale = self.scale
         return solution / scale.reshape(*scale.shape, *[1] * (x.ndim - scale.ndim))
 

@@ -55,7 +55,7 @@ def _of_parts(a: Any, b: Any) -> Any:
         return first if first is NotImplemented else Product((first, *b.factors[1:]))
     if isinstance(a, Scaled):
         return _multiple(_of_parts(a.x, b), 1 / a.scale)
-    return on_fields(_of_matrices, a, b)
+    return _of_matrices(a, b)
 
 
 def _of_matrices(a: Any, b: Any) -> Any:
