@@ -16,6 +16,8 @@ from jaxrewrite.values import (
     Circulant,
     Diagonal,
     Identity,
+    Kronecker,
+    LowRank,
     Permutation,
     Product,
     ScalarMatrix,
@@ -521,6 +523,59 @@ def test_methods_that_users_call_see_fields_as_rules_do():
     dense = Sums(2 * _ONES).materialise()
     for x, y in ((v, dense), (Scaled(v, jnp.float32(3)), 3 * dense)):
         assert_same(jaxrewrite.materialise(x.inverse()), jnp.linalg.inv(y), 1e-5)
+
+
+class Handing(Sums):
+    """Its methods give back matrices with values in their fields."""
+
+    solvable = True
+
+    def transposed(self):
+        return Solvable(Scaled(self.d, jnp.float32(1))).T
+
+    def times_number(self, factor):
+        return Handing(Scaled(self.d, factor))
+
+    def solve(self, b, axis):
+        return Solvable(Scaled(self.d, jnp.float32(1))).solve(b, axis)
+
+
+HANDED = {
+    "solved": lambda v: _SOLVED(v, _ONES),
+    "solved in a product": lambda v: _SOLVED(v @ Circulant(_ONES), _ONES),
+    "product with its transpose": lambda v: (v.T @ v)[1],
+    "multiple": lambda v: _SOLVED(3 * v.T, v.T.sum(0)),
+}
+
+
+@pytest.mark.parametrize("name", HANDED)
+def test_values_in_fields_of_what_a_method_returns_are_arrays_to_the_next(name):
+    fn, v = HANDED[name], Handing(_ONES)
+    got = jaxrewrite.transform(fn, materialise="allow")(v)
+    assert_same(jaxrewrite.materialise(got), fn(v.materialise()), 1e-5)
+
+
+_TWO = jnp.float32(2)
+WITH_VALUES_INSIDE = {
+    "low rank": lambda: LowRank(Scaled(jnp.ones((3, 1)), _TWO), _ONES[None]),
+    "diagonal": lambda: Diagonal(Scaled(_ONES, _TWO)),
+    "transpose": lambda: jaxrewrite.numpy.transpose(Sums(Scaled(_ONES, _TWO))),
+}
+
+
+@pytest.mark.parametrize("name", WITH_VALUES_INSIDE)
+def test_products_of_factors_with_values_in_their_fields_stay_implicit(name):
+    factor = WITH_VALUES_INSIDE[name]()
+    dense = jaxrewrite.materialise(factor)
+    circulant = Circulant(_ONES)
+    for v, of in (
+        (Product((circulant, factor)), jnp.matmul),
+        (Kronecker(circulant, factor), jnp.kron),
+    ):
+        w = of(circulant.materialise(), dense)
+        x = jnp.arange(1.0, 1 + w.shape[1])
+        got = jaxrewrite.transform(lambda v, x: v @ x, materialise="forbid")(v, x)
+        assert_same(got, w @ x, 1e-5)
 
 
 def test_a_derived_transpose_of_a_stack_and_its_transpose():
