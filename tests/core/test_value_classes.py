@@ -556,6 +556,13 @@ def test_what_is_no_operand_is_named_beside_the_value(other):
         assert (value == other, value != other) == (False, True)
 
 
+def test_equality_with_a_container_is_an_error_as_of_arrays():
+    for equality in (operator.eq, operator.ne):
+        for x in (X, Scaled(X, 2.0)):
+            with pytest.raises(TypeError):
+                equality(x, [1.0, 2.0])
+
+
 def test_policy_of_a_type():
     class Quiet(jaxrewrite.ArrayValue):
         x: jax.Array
