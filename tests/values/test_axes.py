@@ -583,6 +583,18 @@ def test_a_window_may_begin_within_a_block_or_reach_beyond_the_end():
         testing.assert_same(implicit(BLOCKS, jnp.int32(start)).materialise(), want)
 
 
+def test_indices_of_few_bits_may_be_fewer_than_the_entries():
+    """JAX does not convert these: 300 is no number of 8 bits."""
+    v = Steps(numbers((3,)), 100, 300)
+    rows = jnp.array([1, 100], jnp.int8)
+    for fn in (
+        lambda v: jnp.take(v, rows, 0, mode="clip"),
+        lambda v: lax.dynamic_index_in_dim(v, rows[1]),
+    ):
+        got = jaxrewrite.transform(fn, materialise="allow")(v)
+        testing.assert_same(jaxrewrite.materialise(got), fn(v.materialise()))
+
+
 class Shifted(ArrayValue):
     """All rows have one shift, which has no axis for them."""
 
