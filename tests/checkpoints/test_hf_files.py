@@ -503,6 +503,15 @@ def test_tensors_that_do_not_fit(name, tmp_path):
     assert str(error.value).startswith(f"load_hf: {folder}")
 
 
+def test_a_weight_in_blocks_of_no_entries_does_not_fit(tmp_path):
+    tensors, _ = nf4(0)
+    key = "up.weight.quant_state.bitsandbytes__nf4"
+    about = json.loads(bytes(tensors[key])) | {"blocksize": 0}
+    tensors[key] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    with pytest.raises(ValueError, match="up.weight .*rows do not consist of blocks of 0"):
+        load_hf(written(tmp_path, BITSANDBYTES, tensors))
+
+
 def header(change):
     """A file with another header."""
 
