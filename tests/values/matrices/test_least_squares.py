@@ -277,6 +277,13 @@ def test_pseudo_inverse_of_a_stack_of_empty_matrices(batch):
     assert jaxrewrite.materialise(found).shape == (*batch, 0, 0)
 
 
+def test_a_singular_value_as_large_as_the_tolerance_counts():
+    """JAX's function keeps it, unlike that for the pseudo-inverse."""
+    v = Diagonal(jnp.array([1.0, 0.5, 0.25]))
+    fn = lambda v: jnp.linalg.lstsq(v, jnp.ones(3), 0.5)[::2]
+    assert_same(implicit(fn)(v), fn(v.materialise()), 1e-9)
+
+
 def test_another_function_of_the_name_is_none():
     @jax.jit
     def _pinv(a, rtol):
