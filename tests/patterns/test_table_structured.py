@@ -266,6 +266,14 @@ def test_kronecker_sums_with_identities_of_another_dtype():
     assert answers == ["kronecker_sum"]
 
 
+def test_kronecker_sums_with_identities_of_their_dtype():
+    a, b = (values.Toeplitz(*(decaying(n, np.complex64),) * 2) for n in (3, 4))
+    rules, answers = spied(TABLE, ["kronecker_sum"])
+    fn = lambda a, b: jnp.kron(a, EYE(b)) + jnp.kron(EYE(a), b)  # noqa: E731
+    jax.eval_shape(jaxrewrite.transform(fn, rules=rules), a, b)
+    assert answers == ["kronecker_sum"]
+
+
 def test_a_matrix_of_ones_own_and_a_stack():
     """As the page says: subclasses of `Matrix`, and stacks."""
 
