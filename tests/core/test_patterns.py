@@ -451,6 +451,20 @@ def test_forms_of_dtypes_and_of_batches():
     assert len(explain(jax.vmap(before), rules=rules)(stack, rows, i, on).rules) == 1
 
 
+def test_a_mask_may_be_beside_complex_numbers():
+    """Their norm is of other operations than that of real numbers, and a mask stays a mask."""
+
+    def masked_norm(x, mask):
+        return jnp.linalg.norm(jnp.where(mask, x, 0), axis=-1)
+
+    def after(x, mask):
+        return masked_norm(x, mask) * 1
+
+    operands = X.astype(jnp.complex64), X > 0
+    seen = explain(masked_norm, rules=table((masked_norm, after)))(*operands)
+    assert len(seen.rules) == 1
+
+
 def test_the_mask_may_be_any_operand():
     before = lambda mask, x, y: lax.exp(lax.select(mask, x, y))
     rules = table((before, lambda mask, x, y: before(mask, x, y)))
