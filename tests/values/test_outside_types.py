@@ -1,5 +1,8 @@
 """Types that use only public names pass the same oracle as the ready types."""
 
+import sys
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -480,3 +483,17 @@ def test_levels_of_another_shape_are_named():
     v = ShortCodes(jnp.ones((4, 2), jnp.int8), jnp.ones((1, 2)))
     with pytest.raises(TypeError, match=r"^ShortCodes\.levels returned shape \(3, 2\)"):
         jaxrewrite.numpy.matmul(jnp.ones(4), v)
+
+
+def test_the_methods_of_a_library_are_not_asked(monkeypatch):
+    library = types.ModuleType("somelibrary")
+    library.__jaxrewrite_library__ = True
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+
+    def levels(self):
+        return self.codes
+
+    fields = {"codes": jax.Array, "scale": jax.Array}
+    members = {"__module__": "somelibrary.formats", "__annotations__": fields}
+    of_library = type("Codes", (values.Coded,), {**members, "levels": levels})
+    assert of_library.levels is levels
