@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import primitives
 
+from .._base.sizes import is_at_most
 from .._base.structured import promoted
 from .._matrices.algebra import on_fields
 from .lora import Adapted, Lora
@@ -189,7 +191,11 @@ def _factor(v: Dora) -> Any:
 
 
 def _lengths(v: Lora) -> Any:
-    """The lengths of the columns, from products of the weight and the factors."""
+    """The lengths of the columns, from products of the weight and the factors.
+
+    Columns of few rows are added up first. Else a change that almost takes such a column away
+    would leave the rounding errors of the products.
+    """
     ndim = v.ndim
     rows, cols = ([axis % ndim for axis in axes] for axes in (v.rows, v.cols))
     axes = [*range(ndim)]
@@ -200,6 +206,9 @@ def _lengths(v: Lora) -> Any:
     w = v.w if v.w.ndim == ndim else jnp.broadcast_to(v.w, v.shape)
     a, b = v.a.astype(dtype) * v.scale, v.b.astype(dtype)
     dot = functools.partial(jnp.einsum, precision="highest", preferred_element_type=dtype)
+    if is_at_most(math.prod(v.shape[i] for i in rows), a.shape[-1]):
+        whole = v.materialise().astype(dtype)
+        return _roots(dot(whole, axes, whole, axes, kept), rows).astype(v.dtype)
     squares = dot(w, axes, w, axes, kept)
     w_a = dot(w, axes, a, [*batch, *rows, r], [*batch, *cols, r])
     crossed = dot(w_a, [*batch, *cols, r], b, [*batch, r, *cols], kept)
@@ -208,6 +217,10 @@ def _lengths(v: Lora) -> Any:
     of_change = dot(a_a_b, [*batch, r, *cols], b, [*batch, r, *cols], kept)
     # Rounding may leave less than nothing where the change takes the weight away.
     total = jnp.maximum(squares + 2 * crossed + of_change, 0)
-    is_zero = total <= 0  # What is not a number stays so.
-    lengths = jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, total)))
-    return lax.expand_dims(lengths, rows).astype(v.dtype)
+    return _roots(total, rows).astype(v.dtype)
+
+
+def _roots(squares: Any, rows: list[int]) -> Any:
+    is_zero = squares <= 0  # What is not a number stays so.
+    lengths = jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, squares)))
+    return lax.expand_dims(lengths, rows)

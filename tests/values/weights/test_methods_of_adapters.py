@@ -336,3 +336,16 @@ def test_columns_whose_length_is_no_number_are_none():
     w = jnp.ones((3, 2)).at[1, 1].set(jnp.nan)
     v = Dora(w, jnp.ones((3, 1)), jnp.ones((1, 2)), jnp.ones((1, 2)), 1.0)
     np.testing.assert_array_equal(jnp.isnan(jaxrewrite.materialise(v)), [[False, True]] * 3)
+
+
+def test_lengths_that_a_change_almost_takes_away_keep_their_digits():
+    """A column of one row is the sum itself, and not what is left of products."""
+    w, a, b = (
+        np.float32([[1.0, -2.0]]),
+        np.float32([[1.0, 0.0]]),
+        np.float32([[1, 2], [1, 1]]),
+    )
+    b[0] = -w[0] * np.float32(0.99)
+    v = Dora(w, a, b, jnp.ones((1, 2)))
+    whole = w.astype(np.float64) + a.astype(np.float64) @ b
+    np.testing.assert_allclose(v.rescaled().scale.ravel(), 1 / abs(whole[0]), rtol=1e-5)
