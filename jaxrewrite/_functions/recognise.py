@@ -166,22 +166,25 @@ def check_arguments(called: Called, rule: Rule) -> None:
         )
 
 
-_SEVERAL = re.compile(
-    r"\b(Any|Sequence|Iterable|Mapping|tuple|list|dict|Callable)\b|tree", re.I
-)
-_ONE = re.compile(r"Array|Key|Scalar|int|float|complex|bool|number")
+# Annotations of one array or number, and of what is none, in JAX's own functions. Any other may be
+# a pytree of several.
+_ONE = {*("ArrayLike", "Array", "jax.Array", "Key", "int", "float", "complex", "bool")}
+_NONE = {*("None", "str", "Axis", "DTypeLike", "DTypeLikeFloat", "PrecisionLike")}
 
 
 def _parameters_for_arrays(called: Called) -> list[str] | None:
     """The parameters that can be one array each, or ``None`` if the annotations do not tell."""
+    if (getattr(called.fn, "__module__", None) or "").partition(".")[0] != "jax":
+        return None  # The same names may be those of a user's types, which are pytrees.
     arrays = []
     for name, parameter in called.parameters.items():
         hint = parameter.annotation
         text = hint.__name__ if isinstance(hint, type) else str(hint)
+        choices = set(text.split(" | "))
         is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if is_open or hint is parameter.empty or _SEVERAL.search(text):
+        if is_open or not choices <= _ONE | _NONE:
             return None
-        if _ONE.search(text):
+        if choices & _ONE:
             arrays.append(name)
     return arrays or None
 

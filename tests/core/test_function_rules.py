@@ -993,6 +993,26 @@ def test_a_rule_that_no_call_can_have_is_an_error(fn, rule, message):
         jaxrewrite.Rules().register(fn)(rule)
 
 
+def test_an_argument_of_a_users_type_may_be_several_operands(asked):
+    """A name that JAX's annotations have, too, does not tell that it is one array."""
+
+    Key = dict[str, Any]  # noqa: N806
+
+    @jax.jit
+    def turned(key: "Key", x: "Array"):
+        return key["first"] * x + key["second"]
+
+    rules = jaxrewrite.Rules()
+
+    @rules.register(turned)
+    def _(first: Array, second: Array, v: Twice):
+        asked.append("turned")
+        return v
+
+    jaxrewrite.transform(turned, rules=rules)({"first": X, "second": X}, V)
+    assert asked == ["turned"]
+
+
 class Moments(NamedTuple):
     mean: Any
     spread: Any

@@ -43,29 +43,14 @@ def on_arrays(method: Callable[..., Any]) -> Any:
 
 
 # The methods of a matrix that return arrays, values, or several of these.
-_METHODS = {
-    *("apply", "solve", "transposed", "reversed", "times_number", "scaled_rows", "times"),
-    *(
-        "rtimes",
-        "plus",
-        "hadamard",
-        "cast",
-        "map_entries",
-        "pick",
-        "at",
-        "rows_at",
-        "block",
-    ),
-    *(
-        "row_sums",
-        "known_cholesky",
-        "known_determinant",
-        "known_diagonal",
-        "known_eigenvalues",
-    ),
-    *("known_eigh", "known_exponential", "known_inverse", "known_lower_part", "known_lu"),
+METHODS = {
+    *("apply", "at", "block", "cast", "diagonal", "hadamard", "known_cholesky"),
+    *("known_determinant", "known_diagonal", "known_eigenvalues", "known_eigh"),
+    *("known_exponential", "known_inverse", "known_lower_part", "known_lu"),
     *("known_reduced_svd", "known_singular_values", "known_solution", "known_spectrum"),
-    *("known_svd", "known_triangle", "diagonal", "trace"),
+    *("known_svd", "known_triangle", "map_entries", "pick", "plus", "reversed", "row_sums"),
+    *("rows_at", "rtimes", "scaled_rows", "solve", "times", "times_number", "trace"),
+    *("transposed",),
 }
 
 
@@ -78,7 +63,7 @@ class LinearAlgebra:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in _METHODS & vars(cls).keys():
+        for name in METHODS & vars(cls).keys():
             setattr(cls, name, on_arrays(vars(cls)[name]))
 
     # Functions that a square matrix may know in closed form. Rules and the methods below ask them.
@@ -313,8 +298,8 @@ def _dense_up_to_annotation(x: Any) -> Any:
 def on_fields(fn: Callable[..., Any], *operands: Any) -> Any:
     """Call a function of values so that it sees their fields as arrays, as a rule does.
 
-    A sum or a product calls the methods of its parts this way, because a field of a part may
-    be a value. An array with an annotation is seen as an array, too.
+    The methods of a matrix are called this way (`on_arrays`), and functions of parts of a sum or a
+    product. An array with an annotation is seen as an array, too.
     """
     split = [
         rule_children(x) if is_value(x) and not is_annotation(x) else ([x], None)

@@ -295,22 +295,10 @@ _SHAPES: Shapes = {
     "known_singular_values": lambda v: (*v.batch, min(v.shape[-2:])),
     "known_eigenvalues": lambda v: (*v.batch, v.shape[-1]),
     "known_solution": lambda v, b: tuple(b.shape),
-    **dict.fromkeys(
-        (
-            *(
-                "reversed",
-                "times_number",
-                "scaled_rows",
-                "plus",
-                "hadamard",
-                "cast",
-                "pick",
-            ),
-            *("known_inverse", "known_exponential", "known_cholesky"),
-            *("known_triangle", "known_lower_part"),
-        ),
-        same_shape,
-    ),
+    **dict.fromkeys(("cast", "hadamard", "pick", "plus", "reversed"), same_shape),
+    **dict.fromkeys(("scaled_rows", "times_number", "known_cholesky"), same_shape),
+    **dict.fromkeys(("known_exponential", "known_inverse"), same_shape),
+    **dict.fromkeys(("known_lower_part", "known_triangle"), same_shape),
 }
 
 
@@ -340,7 +328,7 @@ class _Transposed(Matrix):
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         if not inexact(x):  # JAX transposes no functions of integers.
             return apply_dense(self.materialise(), x, axis, precision)
-        return self._transpose(lambda v, y: v.apply(y, axis, precision), x, axis)
+        return self._transpose(lambda y: self.matrix.apply(y, axis, precision), x, axis)
 
     @property
     def solvable(self) -> bool:
@@ -349,11 +337,11 @@ class _Transposed(Matrix):
     def solve(self, b: Any, axis: int) -> Any:
         if not self.solvable:
             return super().solve(b, axis)
-        return self._transpose(lambda v, y: v.solve(y, axis), b, axis)
+        return self._transpose(lambda y: self.matrix.solve(y, axis), b, axis)
 
-    def _transpose(self, fn: Callable[[Any, Any], Any], x: Any, axis: int) -> Any:
+    def _transpose(self, fn: Callable[[Any], Any], x: Any, axis: int) -> Any:
         shape = (*x.shape[:axis], self.shape[-2], *x.shape[axis + 1 :])
-        on_array = lambda y: jaxrewrite.materialise(fn(self.matrix, y))
+        on_array = lambda y: jaxrewrite.materialise(fn(y))
         (y,) = jax.linear_transpose(on_array, jax.ShapeDtypeStruct(shape, x.dtype))(x)
         return y
 

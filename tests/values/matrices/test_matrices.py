@@ -1,6 +1,7 @@
 """Programs that never make a matrix with structure dense, alone and in stacks."""
 
 import functools
+import inspect
 import itertools
 
 import jax
@@ -29,7 +30,8 @@ from jaxrewrite.values import (
     Tridiagonal,
     Zero,
 )
-from jaxrewrite.values._matrices import entry_products
+from jaxrewrite.values._matrices import algebra, entry_products
+from jaxrewrite.values._matrices.algebra import LinearAlgebra
 from jaxrewrite.values._matrices.matrix import Matrix
 
 
@@ -483,6 +485,20 @@ def test_methods_of_a_derived_transpose_see_fields_as_arrays(field):
     got = jaxrewrite.transform(program, materialise="allow")(v)
     want = program(jaxrewrite.materialise(dense))
     assert_same(jaxrewrite.materialise(got), want, 1e-6)
+
+
+def test_all_methods_that_return_arrays_or_matrices_see_fields_as_arrays():
+    names = {
+        name
+        for cls in (LinearAlgebra, Matrix)
+        for name, member in vars(cls).items()
+        if inspect.isfunction(member) and not name.startswith("_")
+    }
+    of_values = {name for name in names if hasattr(jaxrewrite.Value, name)}
+    # These two return booleans, and the others call methods that are among them.
+    others = {"is_triangular", "same_pattern", "hermitian_part", "inverse", "slogdet"}
+    others |= {"determinant", "eigenvalues", "eigh", "cholesky"}
+    assert names - of_values - others == algebra.METHODS
 
 
 class Solvable(Sided):
