@@ -263,7 +263,7 @@ def _has_zeros(x: Any) -> bool:
 def _multiplied(factor: Any, x: Any, axis: int) -> Any:
     """An array multiplied along an axis, by a matrix itself if it knows of its zeros."""
     if _has_zeros(factor):
-        return factor.apply(x, axis)
+        return jaxrewrite.materialise(factor.apply(x, axis))
     return apply_dense(jaxrewrite.materialise(factor), x, axis)
 
 

@@ -564,6 +564,13 @@ HANDED = {
 }
 
 
+def test_a_power_of_a_matrix_around_zeros_is_zero():
+    """Each factor gives zeros that are a value, and the next one is given an array."""
+    fn = lambda v: jnp.linalg.matrix_power(v.T, 3)
+    got = jaxrewrite.transform(fn, materialise="allow")(Sums(Zero((3,))))
+    assert_same(jaxrewrite.materialise(got), jnp.zeros((3, 3)), 0)
+
+
 @pytest.mark.parametrize("name", HANDED)
 def test_values_in_fields_of_what_a_method_returns_are_arrays_to_the_next(name):
     fn, v = HANDED[name], Handing(_ONES)
