@@ -68,9 +68,7 @@ class Batched(ArrayValue):
 
     # The element's shape and dtype mean nothing while its leaves are stacked.
     rules_see_values = True
-
-    # A field without leaves is the same for all elements, whatever axes the others have.
-    _repeats_leafless = True
+    _holds_stacked_leaves = True
 
     def __post_init__(self) -> None:
         if not is_value(self.element):

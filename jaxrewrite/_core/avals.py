@@ -34,9 +34,22 @@ def same_treedef(a: PyTreeDef, b: PyTreeDef) -> bool:
     return a == b and hash(a) == hash(b)
 
 
+def is_annotation(x: Any) -> bool:
+    """Whether it is what an array carries, such as units, with the array inside."""
+    return is_value(x) and type(x).outer > 0
+
+
 def rule_children(value: Value) -> tuple[list[Any], PyTreeDef]:
-    """The children that rules see: leaves, and children that are themselves values."""
-    leaves, treedef = tree_flatten(value) if value.rules_see_values else children(value)
+    """The children that rules see: leaves, and children that are themselves values.
+
+    Rules of some types see the values in fields as values, but an annotation in a field as an
+    array: it is no structure that a rule could use.
+    """
+    if value.rules_see_values:
+        sees_all = value._holds_stacked_leaves or is_annotation(value)
+        leaves, treedef = tree_flatten(value, is_leaf=None if sees_all else is_annotation)
+    else:
+        leaves, treedef = children(value)
     if len(leaves) == 1 and leaves[0] is value:
         raise no_pytree(value)
     return leaves, treedef
@@ -45,7 +58,7 @@ def rule_children(value: Value) -> tuple[list[Any], PyTreeDef]:
 def children(value: Value) -> tuple[list[Any], PyTreeDef]:
     """All children of a value: its leaves, and children that are themselves values.
 
-    Of some types rules see all leaves instead: see `rule_children`.
+    Of some types rules see leaves instead: see `rule_children`.
     """
     flat: tuple[list[Any], Any] = tree_flatten(value)
     if flat[1].num_nodes == len(flat[0]) + 1:
@@ -167,7 +180,9 @@ def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> S
     with _compat.mesh_of(avals):
         _compat.trace_to_jaxpr(declare, avals, debug_info)
     (aval,) = declared
-    if _is_weak(aval, avals):
+    # The type of numbers is weak if that of all leaves with numbers of the dtype is.
+    alike = [x for x in avals if isinstance(x, ShapedArray) and x.dtype == aval.dtype]
+    if alike and all(map(_compat.is_weak, alike)):
         aval = aval.update(weak_type=True)
     if all(map(_compat.is_plain, avals)) or not isinstance(aval, ShapedArray):
         return aval
@@ -176,12 +191,6 @@ def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> S
     except Exception:  # noqa: BLE001 - a type that is never dense raises anything
         return _compat.varying_as(aval, avals)
     return dense.update(weak_type=aval.weak_type)
-
-
-def _is_weak(aval: ShapedArray, avals: Sequence[Any]) -> bool:
-    """Whether a value has a weak type, as all of its leaves with numbers of its dtype have."""
-    alike = [x for x in avals if isinstance(x, ShapedArray) and x.dtype == aval.dtype]
-    return bool(alike) and all(map(_compat.is_weak, alike))
 
 
 def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> ShapedArray:

@@ -27,13 +27,13 @@ from jax.ref import AbstractRef
 
 from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, SourceInfo, Var
-from .avals import avals_of
+from .avals import avals_of, is_annotation
 from .builder import Builder
 from .errors import add_note
 from .hooks import Analysis, OperandsHook, operands_hooks, primitives_of_passes
 from .record import Record
 from .settings import Settings
-from .site import Site, describe, is_annotation
+from .site import Site, describe
 from .traces import Flat, Rewriting, checked_results
 from .value import Operand, Results, Value, is_value
 

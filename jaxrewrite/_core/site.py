@@ -16,7 +16,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import _compat
 from .._compat import Atom, DropVar, Jaxpr, JaxprEqn, Primitive, SourceInfo, Var
-from .avals import aval_of, avals_of, children, is_adopted, values_inside
+from .avals import aval_of, avals_of, children, is_adopted, is_annotation, values_inside
 from .builder import Applied, Rewritten
 from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from .errors import MaterialisationWarning, at_line
@@ -37,11 +37,6 @@ Enough: TypeAlias = Callable[[Operand], bool]
 def is_never(x: Any) -> bool:
     """Whether a value may stay where all become dense."""
     return False
-
-
-def is_annotation(x: Any) -> bool:
-    """Whether it is what an array carries, such as units, with the array inside."""
-    return is_value(x) and type(x).outer > 0
 
 
 def annotations_in(x: Any) -> set[type[Value]]:
@@ -329,14 +324,12 @@ class Site(NamedTuple):
         if builder.recorder is not None and not cls._is_seen_dense:
             builder.recorder.became_dense(value, reason)
         key = id(value), is_enough
-        entry = builder.dense.get(key)
-        if entry is None:
-            denser = self.make_denser_until(value, reason, is_enough)
-            entry = builder.dense[key] = value, denser
+        if key not in builder.dense:
+            builder.dense[key] = value, self.make_denser_until(value, reason, is_enough)
         if policy == "warn":
             about = reason.warning(self.primitive, cls)
             self.notice(MaterialisationWarning, *about)
-        return entry[1]
+        return builder.dense[key][1]
 
     def make_denser_until(
         self, value: Value, reason: Reason = NO_RULE, is_enough: Enough = is_never
@@ -344,12 +337,10 @@ class Site(NamedTuple):
         """Make layer after layer of a value dense, up to one that may stay."""
         subject = f"{reason.on(self.primitive, type(value))}, which"
 
-        def materialise(value: Value) -> Any:
-            return materialised(value, subject)
-
         def make_layer_dense(value: Value, checked: Callable[[Any], Any]) -> Any:
             key = ("materialise", type(value))
             site = self.giving([Var(aval) for aval in avals_of([value])])
+            materialise = lambda value: materialised(value, subject)
             return site.call(materialise, key, [value], lambda x: [checked(x)])[0]
 
         return make_dense(value, make_layer_dense, is_enough)

@@ -93,8 +93,8 @@ class Value(PyTree):
     outer: ClassVar[float] = 0
     rules_see_values: ClassVar[bool] = False
 
-    # Whether fields without leaves may stay when `jax.vmap` gives the others batch axes.
-    _repeats_leafless: ClassVar[bool] = False
+    # Whether the value in its field has stacked leaves, and stands for no array by itself.
+    _holds_stacked_leaves: ClassVar[bool] = False
 
     # Whether programs see its dense array anyway, so that no policy stands in the way of that.
     _is_seen_dense: ClassVar[bool] = False

@@ -10,9 +10,9 @@ from jax import lax
 from jax.tree_util import tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
-from .._core.avals import children, is_adopted
+from .._core.avals import children, is_adopted, is_annotation
 from .._core.dense import NO_RULE, Reason
-from .._core.site import Site, is_annotation
+from .._core.site import Site
 from .._core.value import Like, Operand, Value, is_value
 from .._joins.join import Structure, coerce, filled, of_structure
 from .._joins.zeros import Zeros

@@ -28,7 +28,6 @@ from jax.tree_util import (
 
 from .. import _compat
 from .._analyses.same import same
-from .._batched import Batched
 from .._compat import Tree
 from .._core import avals
 from .._core.avals import (
@@ -36,6 +35,7 @@ from .._core.avals import (
     avals_of,
     dense_aval,
     is_adopted,
+    is_annotation,
     mismatch,
     rule_children,
 )
@@ -46,7 +46,7 @@ from .._core.dense import Reason, policy_on
 from .._core.errors import MaterialisationError, add_note
 from .._core.rewrite import Rewriter
 from .._core.settings import Settings, use_settings
-from .._core.site import Site, describe, is_annotation, merged
+from .._core.site import Site, describe, merged
 from .._core.traces import Rewriting
 from .._core.value import ArrayOrValue, Operand, Value, is_value
 from .._joins.join import Structure, join_all, structure_of
@@ -312,8 +312,8 @@ def parts(value: Value) -> tuple[list[Any], Any]:
     These are its children even if the rules of its type see all leaves. The leaf tangents of
     a value in a field are not the tangent of the array that it stands for.
     """
-    # The content of a stack stands for no array by itself.
-    return rule_children(value) if isinstance(value, Batched) else avals.children(value)
+    of = rule_children if value._holds_stacked_leaves else avals.children
+    return of(value)
 
 
 def _has_way_back(value: Value) -> bool:

@@ -18,9 +18,9 @@ from jax import lax
 from jaxtyping import ArrayLike
 
 from .._axes.groups import members
+from .._core.avals import is_annotation
 from .._core.errors import MaterialisationError
 from .._core.rules import register
-from .._core.site import is_annotation
 from .._core.value import Value, is_value
 from .._staging.transform import transform
 

@@ -30,12 +30,13 @@ from .._core.avals import (
     avals_of,
     children,
     is_adopted,
+    is_annotation,
     rule_children,
     same_treedef,
 )
 from .._core.dead_code import live_equations
 from .._core.dense import Reason
-from .._core.site import Site, is_annotation, is_around_annotation
+from .._core.site import Site, is_around_annotation
 from .._core.value import Like, Operand, Value, is_value
 from .zeros import (
     Zeros,

@@ -338,7 +338,8 @@ _NOTHING: Any = object()  # It stands for a program that has nothing to rewrite.
 
 
 def _is_one_leaf(x: object) -> bool:
-    return is_leafless(x) or (is_value(x) and x._repeats_leafless)
+    # A field of a stack without leaves is the same for all elements, whatever axes others have.
+    return is_leafless(x) or (is_value(x) and x._holds_stacked_leaves)
 
 
 def _is_jittable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

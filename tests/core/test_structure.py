@@ -241,7 +241,7 @@ PRIVATE = {
     ("sparse", "jaxrewrite._display"),
     ("structured", "jaxrewrite._axes"),
     ("structured", "jaxrewrite._compat"),
-    ("structured", "jaxrewrite._core.site"),
+    ("structured", "jaxrewrite._core.avals"),
     ("structured", "jaxrewrite._display"),
 }
 

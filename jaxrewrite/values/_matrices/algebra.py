@@ -20,7 +20,7 @@ from jaxtyping import Array, Inexact, Shaped
 import jaxrewrite
 from jaxrewrite._core.avals import rule_children
 
-from .._base.structured import fields_of, is_annotation, is_value, with_standard_promotion
+from .._base.structured import is_annotation, is_value, with_standard_promotion
 from .determinant import Determinant
 
 
@@ -269,30 +269,6 @@ def _or_dense(x: Any, known: Any, fn: Callable[[Any], Any]) -> Any:
 
 
 # --- what sums and products ask of their parts ------------------------------------------
-
-
-def of_dense(fn: Callable[..., Any], *operands: Any) -> Any:
-    """Call a function of arrays and values, which become dense up to any annotation.
-
-    An annotation, which may never be dense, is then the next layer of the result.
-    """
-    if not any(map(_has_annotation, operands)):
-        return fn(*jaxrewrite.materialise(operands))
-    apply = jaxrewrite.transform(fn, materialise="allow")
-    return apply(*map(_dense_up_to_annotation, operands))
-
-
-def _has_annotation(x: Any) -> bool:
-    inside = fields_of(x)[0] if is_value(x) else []
-    return is_annotation(x) or any(map(_has_annotation, inside))
-
-
-def _dense_up_to_annotation(x: Any) -> Any:
-    if not _has_annotation(x):
-        return jaxrewrite.materialise(x)
-    while is_value(x) and not is_annotation(x):
-        x = on_fields(lambda x: x.materialise(), x)
-    return x
 
 
 def on_fields(fn: Callable[..., Any], *operands: Any) -> Any:

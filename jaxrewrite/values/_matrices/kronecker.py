@@ -25,7 +25,6 @@ from .algebra import (
     is_known_unitary,
     is_square,
     known_or,
-    of_dense,
 )
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
@@ -107,8 +106,7 @@ class Kronecker(Matrix):
         return jax.core.ShapedArray((*first.shape[:-2], n, m), first.dtype)
 
     def materialise(self) -> Any:
-        outer = lambda *factors: functools.reduce(_outer, factors)
-        return of_dense(outer, *self.factors)
+        return functools.reduce(_outer, jaxrewrite.materialise(self.factors))
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return self._one_by_one(

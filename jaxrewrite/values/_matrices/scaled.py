@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,6 @@ from .algebra import (
     is_square,
     known_of,
     known_or,
-    of_dense,
     trace_of,
 )
 from .block_diagonal import sorted_eigh
@@ -91,7 +89,7 @@ class Scaled(LinearAlgebra, Linear):
         return jax.core.ShapedArray(self.x.shape, self.x.dtype)
 
     def materialise(self) -> Any:
-        return of_dense(operator.mul, self.x, self.factor())
+        return jaxrewrite.materialise(self.x) * self.factor()
 
     def factor(self) -> Any:
         """The number, or one for each element of a batch, with as many axes as the array."""
