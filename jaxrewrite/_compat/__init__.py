@@ -27,6 +27,7 @@ from .avals import (
     short as short,
     split_as as split_as,
     strong as strong,
+    vary_as as vary_as,
     vary_over as vary_over,
     varying_as as varying_as,
     varying_axes as varying_axes,

@@ -88,6 +88,12 @@ def vary_over(x: Any, axes: Set[Any]) -> Any:
     return jax.lax.pcast(x, tuple(sorted(axes)), to="varying") if axes else x
 
 
+def vary_as(x: Any, others: Iterable[Any]) -> Any:
+    """The same array, of the type of one that varies wherever it or one of the others does."""
+    axes = frozenset().union(*(varying_axes(leaf_aval(other)) for other in others))
+    return vary_over(x, axes - varying_axes(leaf_aval(x)))
+
+
 def full(aval: ShapedArray, number: ArrayLike) -> jax.Array:
     """An array of an aval, filled with a number, and placed on a mesh as the aval is."""
     filled = lax.full(aval.shape, number, aval.dtype, sharding=split_as(aval))

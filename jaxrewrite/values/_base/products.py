@@ -9,7 +9,8 @@ dtype, and the result is cast.
 On a mesh with explicit axes, a program says how a result is split where that does not follow from
 the operands, as in a product that sums over an axis that is split. What a rule computes in
 between has no place in the program. So the rule runs with the axes left to the compiler, and its
-result is placed as the program says.
+result is placed as the program says. Where no axis is explicit, there is nothing to place: inside of
+`jax.shard_map` JAX's transpose of a product says so for the axes that are split by hand.
 """
 
 from __future__ import annotations
@@ -49,11 +50,16 @@ def _placed_and_cast(primitive: Any, x: Any, y: Any, *sizes: Array, **params: An
     if out_sharding is not None:
         if is_annotation(x) or is_annotation(y):
             return NotImplemented  # The array inside of an annotation is placed.
-        # Only an array can be placed so.
-        product = lambda *xs: materialise(
-            bind(primitive, *xs, **params | {"out_sharding": None})
+        params["out_sharding"] = None
+        product = functools.partial(bind, primitive, **params)
+        explicit = _explicit_axes(out_sharding.mesh)
+        if not explicit:
+            return product(x, y, *sizes)
+        on_axes = functools.partial(
+            jax.sharding.auto_axes, axes=explicit, out_sharding=out_sharding
         )
-        return jax.sharding.auto_axes(product, out_sharding=out_sharding)(x, y, *sizes)
+        # Only an array can be placed so.
+        return on_axes(lambda *xs: materialise(product(*xs)))(x, y, *sizes)
     wanted, is_one_dtype = params["preferred_element_type"], x.dtype == y.dtype
     if wanted is None:
         wanted = _without_preference(x.dtype, y.dtype)
@@ -68,6 +74,11 @@ def _placed_and_cast(primitive: Any, x: Any, y: Any, *sizes: Array, **params: An
     if jnp.iscomplexobj(product) and not jnp.issubdtype(wanted, jnp.complexfloating):
         product = bind("real", product)  # JAX refuses fewer bits.
     return in_dtype(product, wanted)
+
+
+def _explicit_axes(mesh: Any) -> tuple[Any, ...]:
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, kind in kinds if kind is jax.sharding.AxisType.Explicit)
 
 
 @functools.lru_cache(256)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.sparse import BCOO, BCSR, bcoo_dot_general, bcsr_dot_general
 
+from .._base.structured import vary_as
 from .triangle import with_tangent
 
 
@@ -161,8 +162,11 @@ def _(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _by_columns(m: int, data: Any, columns: Any, pointers: Any, x: Any) -> Any:
     """The product of the transpose of entries row by row, which is the transpose of a product."""
-    like = jnp.broadcast_to(x[0], m)  # It varies over the same axes of a mesh.
-    (y,) = jax.linear_transpose(partial(_by_rows, data, columns, pointers), like)(x)
+    # What varies less over a mesh than its product does has a transpose that adds up devices.
+    arrays = x, data, columns, pointers
+    like = vary_as(jnp.zeros(m, x.dtype), arrays)
+    product = partial(_by_rows, data, columns, pointers)
+    (y,) = jax.linear_transpose(product, like)(vary_as(x, arrays))
     return y
 
 
