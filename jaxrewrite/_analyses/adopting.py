@@ -190,7 +190,7 @@ def _with_number(written: Written, operand: Any, is_whole: bool = False) -> Any:
     if not fact.is_number:
         return operand
     aval = _compat.ShapedArray((), fact.dtype, weak_type=operand.aval.weak_type)
-    return Literal(fact.number, _compat.varying_as(aval, [operand.aval]))
+    return Literal(fact.number, aval)
 
 
 def _adopt(adopter: Value, atom: Any, primitive: Primitive | None) -> Any:

@@ -706,7 +706,7 @@ def cotangent_of(
         tangents = lift(result, tangent, settings)
         return [t for t, is_free in zip(tangents, free, strict=True) if is_free]
 
-    form: Any = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    form: Any = _compat.strong(aval)
     if not can_be_dense(on_avals(result)):
         zeros = [zero_tangent(leaf, False) for leaf in leaves]
         form = derivative(result, tree_unflatten(treedef, zeros))

@@ -214,7 +214,7 @@ def _array(x: Any) -> Any:
 
 
 def _mask(x: Any) -> Any:
-    return x.mask if isinstance(x, Masked) else jnp.zeros(jnp.shape(x), bool)
+    return x.mask if isinstance(x, Masked) else jnp.zeros_like(x, bool)
 
 
 def _filled(x: Any, number: Any) -> Any:

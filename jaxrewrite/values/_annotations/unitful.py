@@ -336,6 +336,15 @@ def _keep(x: Unitful, *, primitive: Any, **params: Any) -> Any:
     return bind_numbers(primitive, [x], x.units, params)
 
 
+@annotation_rule(Unitful, *jaxrewrite.primitives.COLLECTIVE)
+def _exchange(*operands: Any, primitive: Any, **params: Any) -> Any:
+    """The sum over devices, say, of each operand has its units."""
+    results = jaxrewrite.bind(primitive, *map(array_of, operands), **params)
+    if not primitive.multiple_results:
+        return with_units(units_of(operands[0]), results)
+    return [with_units(units_of(x), y) for x, y in zip(operands, results, strict=True)]
+
+
 @annotation_rule(Unitful, "dynamic_slice", "gather")
 def _index(x: Unitful, *indices: Any, primitive: Any, **params: Any) -> Any:
     fill = params.get("fill_value")
