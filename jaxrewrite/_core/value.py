@@ -86,7 +86,7 @@ class Value(PyTree):
     rules_see_values
         Whether rules get a field that is a value as that value, and not as an array of its
         aval. Use it if rules of the type `bind` a field together with another value, which
-        dispatches on both.
+        dispatches on both. An annotation, of ``outer`` above zero, is an array to them, too.
     """
 
     materialise_policy: ClassVar[str | None] = None

@@ -558,3 +558,124 @@ def test_the_axes_over_which_an_array_varies(mesh):
     on(mesh, body, P("i"), P("i"))(X)
     assert seen[0] == [{"i"}, set(), {"i"}]
     assert _compat.varying_axes(jax.extend.core.AbstractToken()) == set()
+
+
+class Along(values.Matrix):
+    """A diagonal matrix that has no form for its transpose."""
+
+    d: jax.Array
+
+    def aval(self):
+        return jax.core.ShapedArray((8, 8), self.d.dtype)
+
+    def materialise(self):
+        return jnp.diag(self.d)
+
+    def apply(self, x, axis, precision=None):
+        return jnp.moveaxis(jnp.moveaxis(x, axis, -1) * self.d, -1, axis)
+
+    def times_number(self, factor):
+        return Along(self.d * factor)
+
+
+@pytest.mark.parametrize("check_vma", [True, slow(False)])
+def test_a_derived_transpose_is_that_of_each_device(mesh, check_vma):
+    """Where the matrix or the vector varies alone, no device adds up what others have."""
+    ones = jnp.ones(8)
+    programs = {
+        "vector": lambda v, x: (ones * x[0]) @ v,
+        "transpose": lambda v, x: v.T @ (ones * x[0]),
+        "matrix": lambda v, x: ones @ (v * x[0, 0]),
+        "sum": lambda v, x: (v * x[0, 0]).sum(0),
+        "both": lambda v, x: (x[0] + 1) @ (v * x[0, 0]),
+        "slope": lambda v, x: jax.grad(lambda x: jnp.sin((ones * x[0]) @ v).sum())(x)[0],
+    }
+
+    def body(v, x):
+        return jnp.stack([fn(v, x) for fn in programs.values()])[None]
+
+    fn = lambda v, x: on(mesh, body, (P(), P("i")), P("i"), check_vma=check_vma)(v, x)
+    check(fn, Along(X[0]), eagerly=True)
+
+
+@pytest.mark.parametrize(
+    "v",
+    every(
+        3,
+        [
+            values.Lora(X, X[:, :1], X[:1]),
+            values.Sum((values.Diagonal(X[0]), values.LowRank(X[:, :1], X[:1]))),
+            values.Scaled(values.Kronecker(X[:2, :2], X[:4, :4]), jnp.float32(2)),
+            values.Product((values.Diagonal(X[0]), X)),
+        ],
+    ),
+)
+@pytest.mark.parametrize("check_vma", [True, slow(False)])
+def test_products_that_jax_transposed_have_nothing_to_place(mesh, v, check_vma):
+    def body(x, v):
+        slope = jax.grad(lambda x: jnp.tanh(x @ v).sum())(x)
+        along, _ = jax.linear_transpose(lambda x, y: x @ v, x, x)(x)
+        return slope, along
+
+    fn = lambda v, x: on(mesh, body, (P("i"), P()), P("i"), check_vma=check_vma)(x, v)
+    check(fn, v)
+
+
+def test_solves_on_each_device(mesh):
+    v = values.Lora(10 * jnp.eye(8), X[:, :1], X[:1])
+    solve = lambda v, x: jnp.linalg.solve(v, x)
+    check(lambda v, x: on(mesh, solve, (P(), P(None, "i")), P(None, "i"))(v, x), v)
+
+
+@jax.custom_vjp
+def threefold(w):
+    return 3 * w
+
+
+threefold.defvjp(lambda w: (3 * w, None), lambda _, ct: (5 * ct,))
+
+
+@pytest.mark.parametrize(
+    "v",
+    every(
+        2, [values.Diagonal(X[0]), values.Symmetric(X), values.Toeplitz(X[0], X[0]), LORA]
+    ),
+)
+def test_custom_rules_of_values_that_vary(mesh, v):
+    body = lambda v, x: x @ threefold(v * x[0, 0])
+    fn = lambda v, x: on(mesh, body, (P(), P("i")), P("i"))(v, x)
+    dense = lambda v, x: fn(v.materialise(), x)
+    for of in (lambda fn: fn, lambda fn: jax.grad(summed(fn), (0, 1))):
+        got = jax.jit(of(transform(fn, materialise="allow")))(v, X)
+        assert_same_leaves(got, jax.jit(of(dense))(v, X), 1e-3)
+
+
+def test_collectives_keep_units(mesh):
+    """Numbers that the program writes meet quantities that vary from device to device."""
+    programs = {
+        "sum": lambda x: lax.psum(2 * x, "i"),
+        "mean": lambda x: lax.pmean(x + 0, "i"),
+        "greatest": lambda x: lax.pmax(jnp.maximum(x, 0), "i"),
+        "several": lambda x: sum(lax.psum((x, x / 2), "i")),
+        "scattered": lambda x: lax.psum_scatter(x, "i", tiled=True, scatter_dimension=1),
+        "exchanged": lambda x: lax.all_to_all(x, "i", 1, 0, tiled=True),
+        "moved": lambda x: lax.ppermute(x, "i", [(0, 1)]),
+        "gathered": lambda x: lax.all_gather(x, "i", tiled=True),
+        "stacked": lambda x: lax.all_gather(x, "i").sum(0),
+    }
+    body = lambda x: {name: fn(x) for name, fn in programs.items()}
+    specs = dict.fromkeys(programs, P("i")) | dict.fromkeys(
+        ["sum", "mean", "greatest", "several"], P()
+    )
+    fn = on(mesh, body, P("i"), specs)
+    for wrap in (lambda f: f, jax.jit):
+        got = wrap(transform(fn, materialise="forbid"))(values.Unitful(X, "m"))
+        assert {x.units for x in got.values()} == {values.Units("m")}
+        assert_same({name: x.array for name, x in got.items()}, fn(X), 1e-6)
+
+
+def test_masks_vary_as_what_is_masked(mesh):
+    body = lambda x: (jnp.where(x > 0.5, x, 0), jnp.pad(x, 1), x.at[0].set(0))
+    fn = on(mesh, body, P("i"), P("i"))
+    got = transform(fn, materialise="forbid")(values.Masked(X, jnp.zeros_like(X, bool)))
+    assert_same([x.filled(jnp.nan) for x in got], list(fn(X)), 1e-6)

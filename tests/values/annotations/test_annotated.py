@@ -1823,6 +1823,53 @@ def test_the_policy_is_asked_for_what_is_around_an_annotation():
     ]
 
 
+SCALES = Diagonal(NUMBERS[0, :3])
+LAZY = {
+    "Product": lambda v: Product((SCALES, v)),
+    "Kronecker": lambda v: Kronecker(v, jnp.eye(2)),
+    "Scaled": lambda v: Scaled(v, jnp.float32(2.0)),
+    "Sum": lambda v: Sum((v, v)),
+    "transpose": lambda v: jaxrewrite.transform(jnp.transpose)(Product((v, SCALES))),
+    "deep": lambda v: Product((Scaled(v, jnp.float32(2.0)), SCALES)),
+}
+# Each with the power of the matrix's units that the result has.
+OF_LAZY = {
+    "rows": (lambda w: w @ jnp.ones(w.shape[1]), 1),
+    "columns": (lambda w: jnp.ones((2, w.shape[0])) @ w, 1),
+    "transposed": (lambda w: w.T @ jnp.ones((w.shape[0], 2)), 1),
+    "trace": (jnp.trace, 1),
+    "diagonal": (jnp.diagonal, 1),
+    "row": (lambda w: w[1], 1),
+    "sum": (lambda w: w.sum(0), 1),
+    "square": (lambda w: (w @ w) @ jnp.ones(w.shape[1]), 2),
+    "solution": (lambda w: jnp.linalg.solve(w, jnp.ones(w.shape[0])), -1),
+    "inverse": (lambda w: jnp.linalg.inv(w) @ jnp.ones(w.shape[0]), -1),
+}
+
+
+@pytest.mark.parametrize("around", LAZY)
+def test_rules_see_an_annotation_in_a_field_as_an_array(around):
+    """So it takes part in whatever a rule computes of the field, by its own rules."""
+    square = NUMBERS[:, :3] + 3 * jnp.eye(3)
+    program = lambda w: {key: fn(w) for key, (fn, _) in OF_LAZY.items()}
+    want = jax.jit(program)(LAZY[around](square).materialise())
+    # Not all are solved without factors.
+    transformed = jax.jit(jaxrewrite.transform(program, materialise="allow"))
+
+    def run(w):
+        results = transformed(w).items()
+        return {key: x.x * x.scale if isinstance(x, Scaled) else x for key, x in results}
+
+    got = run(LAZY[around](Unitful(square, "m")))
+    for key, (_, power) in OF_LAZY.items():
+        assert got[key].units == Units("m") ** power, key
+        np.testing.assert_allclose(got[key].array, want[key], rtol=1e-4, err_msg=key)
+    tagged = run(LAZY[around](Tagged(square, "a")))
+    for key, x in tagged.items():
+        assert x.tags == frozenset("a"), key
+        np.testing.assert_allclose(x.materialise(), want[key], rtol=1e-4, err_msg=key)
+
+
 @pytest.mark.parametrize(
     "around", [lambda v: Scaled(v, jnp.float32(1.0)), lambda v: Sum((v,))]
 )
