@@ -316,9 +316,8 @@ class Site(NamedTuple):
         if not is_value(value) or is_enough(value):
             return value
         cls, builder = type(value), self.builder
-        policy = policy_on(cls, self.settings.policy)
-        if is_adopted(value):
-            policy = "allow"  # It is an array that another value adopted.
+        # What another value adopted is an array.
+        policy = "allow" if is_adopted(value) else policy_on(cls, self.settings.policy)
         if policy == "forbid":
             raise reason.refusal(self.primitive, cls)
         if builder.recorder is not None and not cls._is_seen_dense:
@@ -327,8 +326,7 @@ class Site(NamedTuple):
         if key not in builder.dense:
             builder.dense[key] = value, self.make_denser_until(value, reason, is_enough)
         if policy == "warn":
-            about = reason.warning(self.primitive, cls)
-            self.notice(MaterialisationWarning, *about)
+            self.notice(MaterialisationWarning, *reason.warning(self.primitive, cls))
         return builder.dense[key][1]
 
     def make_denser_until(
@@ -337,10 +335,12 @@ class Site(NamedTuple):
         """Make layer after layer of a value dense, up to one that may stay."""
         subject = f"{reason.on(self.primitive, type(value))}, which"
 
+        def materialise(value: Value) -> Any:
+            return materialised(value, subject)
+
         def make_layer_dense(value: Value, checked: Callable[[Any], Any]) -> Any:
             key = ("materialise", type(value))
             site = self.giving([Var(aval) for aval in avals_of([value])])
-            materialise = lambda value: materialised(value, subject)
             return site.call(materialise, key, [value], lambda x: [checked(x)])[0]
 
         return make_dense(value, make_layer_dense, is_enough)
