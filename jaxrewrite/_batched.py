@@ -16,7 +16,7 @@ from . import _compat
 from ._array_value import ArrayValue
 from ._axes.methods import stack_of
 from ._axes.sizes import count_of
-from ._core.avals import aval_of, avals_of, children, rule_children, same_treedef
+from ._core.avals import aval_of, avals_of, children, same_treedef
 from ._core.rules import register
 from ._core.value import Value, field, is_value
 from ._display import brief
@@ -133,9 +133,9 @@ def of_stacked_leaves(value: Value, length: int) -> Value:
     `Batched`.
     """
     batched = Batched(value, length)
-    if any(map(is_value, rule_children(value)[0])):
-        return batched  # The type's hook would see fields that are already stacked.
     parts, treedef = children(value)
+    if not value.rules_see_values and any(map(is_value, parts)):
+        return batched  # The type's hook would see fields that are already stacked.
     inside = [of_stacked_leaves(x, length) if is_value(x) else x for x in parts]
     if any(isinstance(x, Batched) for x in inside):
         return batched

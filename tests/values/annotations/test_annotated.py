@@ -1870,6 +1870,25 @@ def test_rules_see_an_annotation_in_a_field_as_an_array(around):
         np.testing.assert_allclose(x.materialise(), want[key], rtol=1e-4, err_msg=key)
 
 
+@pytest.mark.parametrize("around", ["Product", "Kronecker", "Scaled", "deep"])
+def test_stacks_of_lazy_values_around_an_annotation_keep_it(around):
+    square = NUMBERS[:, :3] + 3 * jnp.eye(3)
+    elements = [LAZY[around](Unitful(factor * square, "m")) for factor in (1, 2)]
+    stacked = jaxrewrite.stack(elements)
+    assert type(stacked) is type(elements[0])
+    programs = (
+        lambda s: s.sum(0) @ jnp.ones(s.shape[-1]),
+        lambda s: jax.vmap(lambda w: w.T @ jnp.ones(w.shape[0]))(s),
+        lambda s: lax.scan(lambda c, w: (c, w @ jnp.ones(w.shape[1])), 0.0, s)[1],
+    )
+    dense = jnp.stack([LAZY[around](factor * square).materialise() for factor in (1, 2)])
+    for fn in programs:
+        got = jaxrewrite.transform(fn, materialise="allow")(stacked)
+        got = got.x * got.factor() if isinstance(got, Scaled) else got
+        assert got.units == Units("m")
+        np.testing.assert_allclose(got.array, fn(dense), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "around", [lambda v: Scaled(v, jnp.float32(1.0)), lambda v: Sum((v,))]
 )
