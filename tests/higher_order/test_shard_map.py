@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from choose import every, slow
 from jax import lax
+from jax.experimental import sparse
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from oracle import assert_same_leaves
 from reference.own import Lora, Scaled, Zero
@@ -596,6 +597,35 @@ def test_a_derived_transpose_is_that_of_each_device(mesh, check_vma):
 
     fn = lambda v, x: on(mesh, body, (P(), P("i")), P("i"), check_vma=check_vma)(v, x)
     check(fn, Along(X[0]), eagerly=True)
+
+
+def test_a_derived_transpose_is_split_as_the_dense_one_is():
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(AxisType.Explicit,))
+    programs = lambda v, x: (x @ v, v.T @ x.T)
+    for spec in (P("i"), P(None, "i")):
+        with jax.set_mesh(mesh):
+            x = jax.device_put(X, NamedSharding(mesh, spec))
+            got, want = transform(programs)(Along(X[0]), x), programs(jnp.diag(X[0]), x)
+        for g, w in zip(got, want, strict=True):
+            assert g.sharding.is_equivalent_to(w.sharding, 2)
+        assert_same(got, want, 1e-6)
+
+
+@pytest.mark.parametrize("format", [sparse.BCOO, sparse.BCSR])
+@pytest.mark.parametrize("check_vma", [True, slow(False)])
+def test_sparse_products_vary_as_their_operands_do(mesh, format, check_vma):
+    """JAX's own product says so of none of its results."""
+    entries = jnp.where(X > 0.5, X, 0)
+
+    def body(v, x):
+        slope = jax.grad(lambda x: jnp.tanh(x @ v).sum())(x)
+        return slope, (x @ v) * x, jnp.einsum("bi,ij,bj->b", x, v, x), (v * x[0, 0]).T @ x.T
+
+    specs = P("i"), P("i"), P("i"), P(None, "i")
+    fn = lambda v, x: on(mesh, body, (P(), P("i")), specs, check_vma=check_vma)(v, x)
+    for wrap in (lambda f: f, jax.jit):
+        got = wrap(transform(fn))(values.Sparse(format.fromdense(entries)), X)
+        assert_same(got, fn(entries, X), 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,12 @@ from jaxtyping import Array, ArrayLike, Bool, Integer, Shaped
 
 import jaxrewrite
 from jaxrewrite._axes import several
-from jaxrewrite._compat import vary_as as vary_as, with_standard_promotion
+from jaxrewrite._compat import (
+    placed_as as placed_as,
+    vary_as as vary_as,
+    varying_axes as varying_axes,
+    with_standard_promotion,
+)
 from jaxrewrite._core.avals import is_annotation as is_annotation
 from jaxrewrite._display import bytes_text, nbytes_of
 

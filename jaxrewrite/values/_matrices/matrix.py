@@ -22,7 +22,7 @@ from jaxrewrite import ArrayValue, bind, same_structure, transform
 
 from .._base.contract import contract
 from .._base.shapes import Shapes, check_shapes, same_shape
-from .._base.structured import Structured, fields_of, inexact, is_value, vary_as
+from .._base.structured import Structured, fields_of, inexact, is_value, placed_as, vary_as
 from .algebra import LinearAlgebra, on_arrays, solve_columns
 
 
@@ -342,10 +342,13 @@ class _Transposed(Matrix):
     def _transpose(self, fn: Callable[[Any], Any], x: Any, axis: int) -> Any:
         shape = (*x.shape[:axis], self.shape[-2], *x.shape[axis + 1 :])
         # What varies less over a mesh than its product does has a transpose that adds up devices.
+        # Both are split over a mesh as the result is, but for the axis.
         arrays = [x, *jax.tree.leaves(self.matrix)]
-        like = vary_as(jnp.zeros(shape, x.dtype), arrays)
+        zeros = jnp.zeros_like(x).sum(axis, keepdims=True)
+        like = vary_as(jnp.broadcast_to(zeros, shape), arrays)
         on_array = lambda y: jaxrewrite.materialise(fn(y))
-        (y,) = jax.linear_transpose(on_array, like)(vary_as(x, arrays))
+        ct = vary_as(placed_as(x, jax.typeof(zeros)), arrays)
+        (y,) = jax.linear_transpose(on_array, like)(ct)
         return y
 
     def transposed(self) -> Any:

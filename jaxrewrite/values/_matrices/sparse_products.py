@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.sparse import BCOO, BCSR, bcoo_dot_general, bcsr_dot_general
 
-from .._base.structured import vary_as
+from .._base.structured import vary_as, varying_axes
 from .triangle import with_tangent
 
 
@@ -36,9 +36,11 @@ def product(matrix: BCOO | BCSR, x: Any) -> Any:
         return y.reshape(matrix.shape[0], *x.shape[1:])
     is_fast = matrix.dtype.name in _COMPRESSED_DTYPES and not batch
     is_fast = is_fast and isinstance(columns, int)
-    if is_fast and isinstance(matrix, BCSR):
+    if is_fast and isinstance(matrix, BCSR) and not _vary(*jax.tree.leaves(matrix), x):
         return _compressed_product(matrix, x)
     entries = matrix.to_bcoo() if isinstance(matrix, BCSR) else matrix
+    if _vary(entries.data, entries.indices, x):
+        return _column_by_column(entries, x)
     if not is_fast or columns < _MANY_COLUMNS:
         return _product_of_entries(matrix.shape, entries.data, entries.indices, x)
     return lax.platform_dependent(
@@ -56,6 +58,27 @@ def _product_of_entries(shape: Sequence[int], data: Any, indices: Any, x: Any) -
         x,
         dimension_numbers=(contracted, batched),
     )
+
+
+def _vary(*arrays: Any) -> bool:
+    """Whether some arrays vary over a mesh, inside of `jax.shard_map`."""
+    return any(map(varying_axes, map(jax.typeof, arrays)))
+
+
+def _column_by_column(matrix: BCOO, x: Any) -> Any:
+    """The product where arrays vary over a mesh: JAX's own does not say that its result does."""
+    batch, n = matrix.n_batch, matrix.shape[-2]
+
+    def of_one(data: Any, indices: Any, x: Any) -> Any:
+        rows, columns = indices.T
+        return _by_entries(n, data, rows, columns, x)
+
+    multiply = jax.vmap(of_one, (None, None, 1), 1)
+    for _ in range(batch):
+        multiply = jax.vmap(multiply)
+    rows, columns = x.shape[: batch + 1], x.shape[batch + 1 :]
+    y = multiply(matrix.data, matrix.indices, x.reshape(*rows, math.prod(columns)))
+    return y.reshape(*y.shape[:-1], *columns)
 
 
 # --- many columns -------------------------------------------------------------------------
