@@ -39,15 +39,20 @@ def is_annotation(x: Any) -> bool:
     return is_value(x) and type(x).outer > 0
 
 
+def _is_annotated(x: Any) -> bool:
+    """Whether it is an annotation, or a stack of what has some inside."""
+    inside = values_inside(x) if is_value(x) and x._holds_stacked_leaves else ()
+    return any(map(is_annotation, (x, *inside)))
+
+
 def rule_children(value: Value) -> tuple[list[Any], PyTreeDef]:
     """The children that rules see: leaves, and children that are themselves values.
 
-    Rules of some types see the values in fields as values, but an annotation in a field as an
-    array: it is no structure that a rule could use.
+    With ``rules_see_values``, those are annotations alone: they are no structure to a rule.
     """
     if value.rules_see_values:
         sees_all = value._holds_stacked_leaves or is_annotation(value)
-        leaves, treedef = tree_flatten(value, is_leaf=None if sees_all else is_annotation)
+        leaves, treedef = tree_flatten(value, is_leaf=None if sees_all else _is_annotated)
     else:
         leaves, treedef = children(value)
     if len(leaves) == 1 and leaves[0] is value:
@@ -129,9 +134,8 @@ def is_adopted(value: Value) -> bool:
     It is of the class that its own `Value.adopt` returns, and inherits from the class that adopts.
     """
     cls = type(value)
-    if cls.adopt is Value.adopt or "adopt" in vars(cls):
-        return False
-    return type(value.adopt(aval_of(value), None)) is cls
+    may_be = cls.adopt is not Value.adopt and "adopt" not in vars(cls)
+    return may_be and type(value.adopt(aval_of(value), None)) is cls
 
 
 def _check_is_whole(value: Value, error: Exception) -> None:

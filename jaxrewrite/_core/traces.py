@@ -159,7 +159,8 @@ class Rewriting:
         primitive, params = site.primitive, site.params
         key = ("rule", primitive, *params.items(), *flat.structure)
         if primitive in self.primitives_with_literals:
-            key = (*key, *map(_literal_key, operands))
+            # By their texts, 0.0 and -0.0 differ.
+            key += tuple(repr(x.val) if type(x) is Literal else None for x in operands)
         result = self.kept(key)
         if result is not None:
             return result
@@ -299,11 +300,6 @@ def _shown(jaxpr: Jaxpr) -> str:
 
 
 # --- the results of rules ---------------------------------------------------------
-
-
-def _literal_key(operand: Operand) -> str | None:
-    """The part of a key that stands for a literal; 0.0 and -0.0 differ."""
-    return repr(operand.val) if type(operand) is Literal else None
 
 
 def checked_results(site: Site, what: str, results: object) -> list[Any]:

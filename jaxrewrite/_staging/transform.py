@@ -273,14 +273,9 @@ def _varying_alike(operands: Sequence[Any]) -> Sequence[Any]:
 
     JAX's own functions see to that before they bind a primitive.
     """
-    varying = [_compat.varying_axes(jax.typeof(x)) for x in operands]
-    if len(set(varying)) < 2:
+    if len({_compat.varying_axes(jax.typeof(x)) for x in operands}) < 2:
         return operands
-    union = frozenset().union(*varying)
-    return [
-        _compat.vary_over(x, union - axes)
-        for x, axes in zip(operands, varying, strict=True)
-    ]
+    return [_compat.vary_as(x, operands) for x in operands]
 
 
 # --- values made dense ------------------------------------------------------------

@@ -344,7 +344,7 @@ class _Transposed(Matrix):
         # What varies less over a mesh than its product does has a transpose that adds up devices.
         # Both are split over a mesh as the result is, but for the axis.
         arrays = [x, *jax.tree.leaves(self.matrix)]
-        zeros = jnp.zeros_like(x).sum(axis, keepdims=True)
+        zeros = jnp.zeros_like(x).sum(axis, x.dtype, keepdims=True)
         like = vary_as(jnp.broadcast_to(zeros, shape), arrays)
         on_array = lambda y: jaxrewrite.materialise(fn(y))
         ct = vary_as(placed_as(x, jax.typeof(zeros)), arrays)

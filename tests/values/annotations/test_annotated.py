@@ -1870,6 +1870,20 @@ def test_rules_see_an_annotation_in_a_field_as_an_array(around):
         np.testing.assert_allclose(x.materialise(), want[key], rtol=1e-4, err_msg=key)
 
 
+def test_a_stack_of_annotations_in_a_field_is_an_array_to_rules():
+    """Its content stands for no array by itself, so that no rule sees that as one."""
+    tagged = jaxrewrite.Batched(Tagged(NUMBERS, "a"), 3)
+    nested = jaxrewrite.Batched(Sum((Tagged(NUMBERS, "a"), NUMBERS)), 3)
+    for stack, dense in ((tagged, NUMBERS), (nested, 2 * NUMBERS)):
+        for around in (lambda v: Sum((v, NUMBERS)), lambda v: Scaled(v, jnp.float32(2))):
+            for fn in (lambda w: w * 3, lambda w: w.sum(0), lambda w: w.T @ jnp.ones(3)):
+                got = jaxrewrite.transform(fn, materialise="allow")(around(stack))
+                want = fn(around(dense).materialise())
+                np.testing.assert_allclose(
+                    jaxrewrite.materialise(got), want, rtol=1e-6, err_msg=str(got)
+                )
+
+
 @pytest.mark.parametrize("around", ["Product", "Kronecker", "Scaled", "deep"])
 def test_stacks_of_lazy_values_around_an_annotation_keep_it(around):
     square = NUMBERS[:, :3] + 3 * jnp.eye(3)
