@@ -4,6 +4,9 @@ Zero is the same in all units, and so are infinity and NaN. A value that `adopts
 these for values like itself (`Value.adopt`). Other numbers reach it as literals, wherever the
 program computes them of literals: an exponent tells units. What is known of the operands of a body
 is known in it.
+
+For rules of any type a number is a literal inside of `jax.shard_map`, too, where JAX casts it to an
+array that varies from device to device.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from .._core.hooks import (
     ALL_PRIMITIVES,
     Analysis,
     OperandsHook,
+    numbers,
     register_operands_hook,
 )
 from .._core.rewrite import handlers
@@ -69,7 +73,7 @@ class Adopting(OperandsHook):
         if adopter_of(values) is not None:
             if self._is_for_any_units:
                 facts = {i: _of_any_units(fact) for i, fact in facts.items()}
-            return {Written: _numbers(jaxpr, facts)}
+            return {Written: _numbers_of_body(jaxpr, facts)}
         all_matter = any(aval.dtype == jnp.bool_ for aval in avals_of(values))
         matters = lambda fact: fact.is_zero or (all_matter and fact.is_number)
         return {Written: {i: fact for i, fact in facts.items() if matters(fact)}}
@@ -111,6 +115,18 @@ class Adopting(OperandsHook):
 register_operands_hook(Adopting)
 
 
+def _without_casts(analysis: Callable[[type], Any], operands: Sequence[Any]) -> list[Any]:
+    """The operands, with literals for numbers of each device that are the same on all."""
+    return [_with_number(analysis(Written), x) if _varies(x) else x for x in operands]
+
+
+numbers.append(_without_casts)
+
+
+def _varies(x: Any) -> bool:
+    return not (is_value(x) or x.aval.shape) and bool(_compat.varying_axes(x.aval))
+
+
 def adopter_of(operands: Iterable[Any]) -> Value | None:
     """The first value that adopts arrays, among the operands and their fields, or ``None``."""
     for x in operands:
@@ -145,7 +161,7 @@ def _has_any_units(fact: Fact, any_number: bool) -> bool:
     return fact.has_no_scale or (any_number and fact.is_written)
 
 
-def _numbers(jaxpr: Any, facts: Mapping[int, Fact]) -> dict[int, Fact]:
+def _numbers_of_body(jaxpr: Any, facts: Mapping[int, Fact]) -> dict[int, Fact]:
     """The numbers among the operands of a body. Integers are indices and sizes, but in powers."""
     numbers = {i: fact for i, fact in facts.items() if fact.has_no_scale or fact.is_number}
     whole = {i for i, fact in numbers.items() if _is_whole(fact)}

@@ -244,6 +244,9 @@ staging_hooks: list[StagingHook] = []
 
 operands_hooks: list[type[OperandsHook]] = []
 
+# Functions of `Rewriter.analysis` and operands, which return these with literals for numbers.
+numbers: list[Callable[[Callable[..., Any], Sequence[Any]], Sequence[Any]]] = []
+
 _classes: list[type] = []
 _ready: list[ClassHook] = []
 # The hooks that were not ready when they were asked last.

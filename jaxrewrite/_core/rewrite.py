@@ -176,9 +176,7 @@ class Rewriter(Builder):
             if not (renamed or is_open) and site is None:
                 self.eqns.append(eqn)
                 continue
-            invals: Sequence[Operand] = eqn.invars
-            if renamed:
-                invals = [_read(env, atom) for atom in invals]
+            invals = [_read(env, atom) for atom in eqn.invars] if renamed else eqn.invars
             if is_open and not has_value and self._is_known_unchanged(eqn, invals):
                 is_open = False
             outvars = eqn.outvars
@@ -214,10 +212,8 @@ class Rewriter(Builder):
             if info is None:
                 info = infos[stack] = _compat.source_within(origin, eqn.source_info)
             operands = [x if type(x) is Literal else env.get(x, x) for x in eqn.invars]
-            outvars = []
-            for var in eqn.outvars:
-                env[var] = targets.get(var) or _fresh(var)
-                outvars.append(env[var])
+            outvars = [targets.get(var) or _fresh(var) for var in eqn.outvars]
+            env.update(zip(eqn.outvars, outvars, strict=True))
             if eqn.effects:
                 self.emit(eqn, operands, outvars, info)
                 continue
@@ -306,8 +302,7 @@ def _by_rule(site: Site, operands: Sequence[Operand]) -> Results:
         if site.primitive in primitives_of_passes:
             return NotImplemented  # Their handlers ask the rules that are to be asked.
         for handler in before_rules:
-            results = handler(site, list(operands))
-            if results is not NotImplemented:
+            if (results := handler(site, list(operands))) is not NotImplemented:
                 return results
     flat = Flat.of(operands, site.context)
     result = site.builder.rewriting.by_rule(site, operands, flat)

@@ -21,7 +21,7 @@ from .._compat import Aval, EqnContext, Jaxpr, Literal, Primitive, Var
 from .avals import avals_of, mismatch, rule_children
 from .caches import BoundedCache, WeakCaches
 from .dead_code import DataFlow
-from .hooks import Pass
+from .hooks import Pass, numbers
 from .notices import Notice, collected
 from .record import Record, aside
 from .rules import Declined, Failure, Ranked
@@ -159,6 +159,8 @@ class Rewriting:
         primitive, params = site.primitive, site.params
         key = ("rule", primitive, *params.items(), *flat.structure)
         if primitive in self.primitives_with_literals:
+            for find in numbers:
+                operands = find(site.builder.analysis, operands)
             # By their texts, 0.0 and -0.0 differ.
             key += tuple(repr(x.val) if type(x) is Literal else None for x in operands)
         result = self.kept(key)

@@ -1,8 +1,9 @@
 """Primitives that stand for several others, which older releases of JAX write instead.
 
 `lax.polynomial`, as in `jnp.polyval`, stands for a loop of products and sums. ``unstack``, as in
-``list(x)`` and `jnp.unique`, stands for slices without their axis. What a type knows of these it
-then knows of the one primitive, too. A rule for the primitive itself comes first.
+``list(x)`` and `jnp.unique`, stands for slices without their axis. A collective over what `jax.vmap`
+has mapped, as `lax.psum` with its ``axis_name``, is a reduction. What a type knows of these it then
+knows of the one primitive, too. A rule for the primitive itself comes first.
 """
 
 from __future__ import annotations
@@ -64,4 +65,27 @@ def unstack(x: jax.Array, *, axis: int) -> list[Any]:
     return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
 
 
-handlers.update(polynomial=expanding(polynomial), unstack=expanding(unstack))
+def reducing(reduce: Callable[..., Any]) -> Handler:
+    """A handler for a collective, which is a reduction if its axes are those of the array."""
+
+    def reduction(
+        x: jax.Array, *, axes: Sequence[int], axis_index_groups: None
+    ) -> list[Any]:
+        return [reduce(x, axes)]
+
+    expand = expanding(reduction)
+
+    def handler(site: Site, operands: list[Operand]) -> Results:
+        has_names = not all(isinstance(axis, int) for axis in site.params["axes"])
+        return NotImplemented if has_names else expand(site, operands)
+
+    return handler
+
+
+handlers.update(
+    polynomial=expanding(polynomial),
+    unstack=expanding(unstack),
+    psum=reducing(lax.reduce_sum),
+    pmax=reducing(lax.reduce_max),
+    pmin=reducing(lax.reduce_min),
+)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxrewrite._analyses.adopting import _numbers
+from jaxrewrite._analyses.adopting import _numbers_of_body
 from jaxrewrite._analyses.written import UNKNOWN, Fact, Kind, Written, either, filled
 
 
@@ -198,6 +198,7 @@ def test_the_numbers_of_a_body():
     plain, power = (
         jax.make_jaxpr(f)(X, 2.0) for f in (lambda x, n: x + n, lambda x, n: x**n)
     )
-    assert _numbers(plain, {0: one}) == {0: one} == _numbers(plain, {0: one, 1: two})
-    assert _numbers(plain, {1: two, 2: none, 3: Fact(Kind.WRITTEN)}) == {2: none}
-    assert _numbers(power, {0: one, 1: two}) == {0: one, 1: two}
+    assert _numbers_of_body(plain, {0: one}) == {0: one}
+    assert _numbers_of_body(plain, {0: one, 1: two}) == {0: one}
+    assert _numbers_of_body(plain, {1: two, 2: none, 3: Fact(Kind.WRITTEN)}) == {2: none}
+    assert _numbers_of_body(power, {0: one, 1: two}) == {0: one, 1: two}

@@ -241,8 +241,9 @@ all devices, a value that has such leaves becomes dense for the ``all_gather``. 
 ``jax.shard_map`` is dense if a leaf may differ along a mesh axis that splits the array and not the
 leaf, such as a scale that each device changed. Annotations around it, such as units, stay.
 
-``polynomial`` and ``unstack`` have no program among their parameters. The first stands for a loop of
-products and sums, the second for slices, and their handlers write these.
+``polynomial``, ``unstack``, ``psum``, ``pmax`` and ``pmin`` have no program among their parameters. The
+first stands for a loop of products and sums, the second for slices, and their handlers write these.
+The others are reductions where they are over axes that ``jax.vmap`` has mapped.
 
 *Older JAX* marks primitives that newer releases lack, *newer JAX* those that older ones lack.
 

@@ -26,7 +26,7 @@ OF_EQUINOX = {
 # function with a rule whose residuals may differ.
 OWN = {"pattern", "traced_anew"}
 # They stand for a program, but have none among their parameters.
-WITHOUT_PROGRAM = {"polynomial", "unstack"}
+WITHOUT_PROGRAM = {"pmax", "pmin", "polynomial", "psum", "unstack"}
 
 
 def test_each_has_a_handler_or_a_reason():

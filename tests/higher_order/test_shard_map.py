@@ -1,5 +1,7 @@
 """`jax.shard_map` on values: replicated, split as their type defines, or dense."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -252,6 +254,59 @@ def test_the_reason_tells_what_is_not_split(mesh, name):
     np.testing.assert_allclose(
         jaxrewrite.materialise(got), whole(v.materialise()), rtol=1e-6
     )
+
+
+LAZY = {
+    "sum": values.Sum((X, values.LowRank(X[:, :2], X[:2]))),
+    "scaled": values.Scaled(QUANTISED, jnp.float32(2)),
+    "product": values.Product((X[:, :2], X[:2, :3], X[:3])),
+    "one factor": values.Product((X,)),
+    "scaled sum": values.Scaled(values.Sum((X, QUANTISED)), jnp.float32(2)),
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+@pytest.mark.parametrize("spec", [P("i"), slow(P(None, "i")), P("j", "i")], ids=str)
+def test_lazy_values_are_split_as_what_they_hold(mesh, name, spec):
+    """The leaves of the shards, put together, are those of the whole."""
+    v = LAZY[name]
+    fn = on(mesh, lambda v: v, spec, spec)
+    got = jax.jit(transform(fn, materialise="forbid"))(v)
+    assert jaxrewrite.same_structure(got, v)
+    assert_same_leaves(got, v, 0)
+    rows, columns = (*spec, None)[:2]
+    product = on(
+        mesh,
+        lambda v, x: v @ x if columns is None else lax.psum(v @ x, columns),
+        (spec, P(columns)),
+        P(rows),
+    )
+    got = jax.jit(transform(product, materialise="forbid"))(v, X)
+    assert_same(got, jaxrewrite.materialise(v) @ X, 1e-5)
+
+
+def test_a_stack_of_lazy_values_is_split_along_the_stack(mesh):
+    stack = jaxrewrite.stack([values.Scaled(values.Diagonal(x), x[0]) for x in X])
+    assert stack.scale.shape == (8,)
+    fn = on(mesh, lambda v, x: v @ x, (P("i"), P("i")), P("i"))
+    got = jax.jit(transform(fn, materialise="forbid"))(stack, X[..., None])
+    assert_same(got, jaxrewrite.materialise(stack) @ X[..., None], 1e-5)
+
+
+@pytest.mark.parametrize("check_vma", [True, slow(False)])
+def test_numbers_of_the_program_are_literals_on_each_device(mesh, check_vma):
+    """JAX casts them to arrays that differ from device to device, which are not literals."""
+    run = lambda fn: on(mesh, fn, P("i"), P("i"), check_vma=check_vma)
+    v = values.Diagonal(X)
+    programs = (lambda v: v / 2, lambda v: jnp.maximum(v, 0), lambda v: v**2.5 - 0.0)
+    for fn in programs:
+        got = jax.jit(transform(run(fn), materialise="forbid"))(v)
+        assert type(got) is values.Diagonal
+        assert_same(got.d, fn(X), 1e-6)
+    masked = values.Masked(X, X > 0.5)
+    for mean in (lambda x: jnp.mean(x, 1), lambda x: x.sum(1) / 8):
+        with pytest.raises(TypeError, match="divides a sum of 8 entries by 8"):
+            transform(run(mean))(masked)
 
 
 def test_packed_codes_become_dense_inside_of_the_mesh(mesh):
@@ -680,28 +735,119 @@ def test_custom_rules_of_values_that_vary(mesh, v):
         assert_same_leaves(got, jax.jit(of(dense))(v, X), 1e-3)
 
 
-def test_collectives_keep_units(mesh):
-    """Numbers that the program writes meet quantities that vary from device to device."""
-    programs = {
-        "sum": lambda x: lax.psum(2 * x, "i"),
-        "mean": lambda x: lax.pmean(x + 0, "i"),
-        "greatest": lambda x: lax.pmax(jnp.maximum(x, 0), "i"),
-        "several": lambda x: sum(lax.psum((x, x / 2), "i")),
-        "scattered": lambda x: lax.psum_scatter(x, "i", tiled=True, scatter_dimension=1),
-        "exchanged": lambda x: lax.all_to_all(x, "i", 1, 0, tiled=True),
-        "moved": lambda x: lax.ppermute(x, "i", [(0, 1)]),
-        "gathered": lambda x: lax.all_gather(x, "i", tiled=True),
-        "stacked": lambda x: lax.all_gather(x, "i").sum(0),
-    }
+COLLECTIVES = {
+    "sum": lambda x: lax.psum(2 * x, "i"),
+    "sum of groups": lambda x: lax.psum(x, "i", axis_index_groups=[[0, 1], [2, 3]]),
+    "mean": lambda x: lax.pmean(x + 0, "i"),
+    "greatest": lambda x: lax.pmax(jnp.maximum(x, 0), "i"),
+    "least": lambda x: lax.pmin(x, "i"),
+    "several": lambda x: sum(lax.psum((x, x / 2), "i")),
+    "scattered": lambda x: lax.psum_scatter(x, "i", tiled=True, scatter_dimension=1),
+    "exchanged": lambda x: lax.all_to_all(x, "i", 1, 0, tiled=True),
+    "moved": lambda x: lax.ppermute(x, "i", [(k, (k + 1) % 4) for k in range(4)]),
+    "gathered": lambda x: lax.all_gather(x, "i", tiled=True),
+    "stacked": lambda x: lax.all_gather(x, "i").sum(0),
+}
+
+
+def collectives(mesh, without=()):
+    programs = {name: fn for name, fn in COLLECTIVES.items() if name not in without}
     body = lambda x: {name: fn(x) for name, fn in programs.items()}
-    specs = dict.fromkeys(programs, P("i")) | dict.fromkeys(
-        ["sum", "mean", "greatest", "several"], P()
+    return on(mesh, body, P("i"), P("i"), check_vma=False)
+
+
+@pytest.mark.parametrize("wrap", [slow(lambda f: f), jax.jit], ids=["eager", "jit"])
+def test_collectives_keep_units_and_names(mesh, wrap):
+    fn = collectives(mesh)
+    run = wrap(transform(fn, materialise="forbid"))
+    got = run(values.Unitful(X, "m"))
+    assert {x.units for x in got.values()} == {values.Units("m")}
+    assert_same({name: x.array for name, x in got.items()}, fn(X), 1e-6)
+    got = run(values.Named(X, ("row", "column")))
+    assert {x.names for x in got.values()} == {("row", "column")}
+    assert_same({name: x.array for name, x in got.items()}, fn(X), 1e-6)
+
+
+def test_a_collective_that_makes_an_axis_drops_names(mesh):
+    apart = lambda x: lax.all_to_all(x.reshape(2, 4, 2), "i", 1, 0)
+    fn = on(mesh, apart, P("i"), P(None, "i"))
+    got = jax.jit(transform(fn))(values.Named(X, ("row", "column")))
+    assert_same(got, jax.jit(fn)(X), 0)
+
+
+def test_collectives_of_bounds_hold_what_is_computed(mesh):
+    fn = collectives(mesh)
+    bounds = jax.jit(transform(fn))(values.Interval(X, X + 1))
+    ends = fn(X), fn(X + 1)
+    for name, x in bounds.items():
+        assert_same((x.lower, x.upper), tuple(end[name] for end in ends), 1e-6)
+    whole = jnp.arange(8)
+    greatest = on(mesh, lambda x: lax.pmax(x, "i"), P("i"), P())
+    assert_same(
+        transform(greatest)(values.Interval(whole, whole)).upper, greatest(whole), 0
     )
-    fn = on(mesh, body, P("i"), specs)
-    for wrap in (lambda f: f, jax.jit):
-        got = wrap(transform(fn, materialise="forbid"))(values.Unitful(X, "m"))
-        assert {x.units for x in got.values()} == {values.Units("m")}
-        assert_same({name: x.array for name, x in got.items()}, fn(X), 1e-6)
+    with pytest.raises(TypeError, match="no bounds of psum.* on integers"):
+        transform(on(mesh, lambda x: lax.psum(x, "i"), P("i"), P()))(
+            values.Interval(whole, whole + 1)
+        )
+
+
+def test_collectives_of_masked_arrays_skip_what_is_missing(mesh):
+    """A sum of devices is there where one of them has an entry; the others count as zero."""
+    mask = (jnp.arange(X.size).reshape(X.shape) % 3 == 0).at[:, 1].set(True)
+    fn = collectives(mesh, without=["mean"])
+    got = jax.jit(transform(fn))(values.Masked(X, mask))
+    kept, there = fn(jnp.where(mask, 0, X)), fn(jnp.where(mask, 0, 1.0))
+    # The greatest is of what is above zero, so that zeros in place of missing entries are right.
+    least = fn(jnp.where(mask, jnp.inf, X))["least"]
+    kept["least"] = jnp.where(jnp.isinf(least), 0, least)
+    there["least"] = ~jnp.isinf(least)
+    assert_same({name: x.filled(0) for name, x in got.items()}, kept, 1e-6)
+    assert_same(
+        {k: ~x.mask for k, x in got.items()}, {k: x > 0 for k, x in there.items()}, 0
+    )
+
+
+@pytest.mark.parametrize(
+    "groups, number", [(None, 4), ([[0, 1], [2, 3]], 2)], ids=["all", "groups"]
+)
+def test_a_mean_over_devices_does_not_count_what_is_missing(mesh, groups, number):
+    masked = values.Masked(X, X > 0)
+    mean = lambda x: lax.pmean(x, "i", axis_index_groups=groups)
+    with pytest.raises(TypeError, match=f"divides a sum of {number} entries"):
+        transform(on(mesh, mean, P("i"), P("i"), check_vma=False))(masked)
+
+
+def test_scattered_sums_do_not_count_what_is_missing(mesh):
+    mean = lambda x: lax.psum_scatter(x, "i", tiled=True, scatter_dimension=1) / 4
+    with pytest.raises(TypeError, match="divides a sum of 4 entries"):
+        transform(on(mesh, mean, P("i"), P("i")))(values.Masked(X, X > 0))
+
+
+@pytest.mark.parametrize(
+    "v",
+    [
+        values.Unitful(X, "m"),
+        values.Named(X, ("row", "column")),
+        values.Interval(X, X + 1),
+        values.Masked(X, X > 0.5),
+        values.Diagonal(X),
+        values.LowRank(X[:, :, None], X[:, None]),
+        values.Constant(jnp.float32(2), (4, 3)),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_collectives_over_what_vmap_has_mapped_are_reductions(v):
+    """These have a number for an axis, which is gone from the result, and no device."""
+    reduced = {"sum": (lax.psum, jnp.sum)}
+    if not isinstance(v, (values.Diagonal, values.LowRank)):
+        reduced |= {"greatest": (lax.pmax, jnp.max), "least": (lax.pmin, jnp.min)}
+    for collective, reduce in reduced.values():
+        of_mapped = functools.partial(collective, axis_name="b")
+        own = jax.vmap(of_mapped, axis_name="b", out_axes=None)
+        programs = own, functools.partial(reduce, axis=0)
+        got, want = (transform(fn, materialise="forbid")(v) for fn in programs)
+        assert_same_leaves(got, want, 1e-6)
 
 
 def test_masks_vary_as_what_is_masked(mesh):

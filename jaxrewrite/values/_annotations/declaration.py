@@ -8,7 +8,7 @@ number, and for operands that are other values, which become fields of the resul
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,7 +18,7 @@ from jaxtyping import ArrayLike
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, register
-from jaxrewrite.primitives import BINARY
+from jaxrewrite.primitives import BINARY, COLLECTIVE
 
 from .._base.scatters import SCATTER
 from .._base.structured import fields_of
@@ -212,6 +212,8 @@ def annotation_rule(
             is_annotated = any(isinstance(x, cls) for x in operands)
             if not is_annotated or any(isinstance(x, cls) for x in indices):
                 return NotImplemented
+            if primitive.name in COLLECTIVE and _reduces(**params):
+                return NotImplemented  # The rule for a reduction knows what that leaves.
             on_arrays = functools.partial(fn, primitive=primitive, **params)
             if cls.rules_see_values or not any(_is_other(x, cls) for x in operands):
                 return on_arrays(*operands)
@@ -224,6 +226,11 @@ def annotation_rule(
         return fn
 
     return decorate
+
+
+def _reduces(axes: Sequence[Any] = (), **params: Any) -> bool:
+    """Whether a collective is over axes of the array, as one over what `jax.vmap` has mapped."""
+    return any(isinstance(axis, int) for axis in axes)
 
 
 def _is_other(x: Any, cls: type[ArrayValue]) -> bool:

@@ -278,14 +278,14 @@ def _between(
 
 
 @annotation_rule(Interval, *MOVING, "dynamic_slice", "gather", "dynamic_update_slice")
-@annotation_rule(Interval, "concatenate", "pad", "stack")
+@annotation_rule(Interval, "concatenate", "pad", "stack", "all_to_all")
 def _move(*operands: Any, primitive: Any, **params: Any) -> Any:
     return _between(primitive, [*map(_lower, operands)], [*map(_upper, operands)], params)
 
 
 @annotation_rule(Interval, "max", "min", "clamp", "real", "reduce_precision")
 @annotation_rule(Interval, "reduce_max", "reduce_min", "cummax", "cummin")
-@annotation_rule(Interval, "reduce_window_max", "reduce_window_min")
+@annotation_rule(Interval, "reduce_window_max", "reduce_window_min", "pmax", "pmin")
 def _increasing(*operands: Any, primitive: Any, **params: Any) -> Any:
     lower, upper = zip(*map(_numbers, operands), strict=True)
     return _between(primitive, lower, upper, params)
@@ -386,6 +386,13 @@ def _sum(x: Interval, *, primitive: Any, **params: Any) -> Any:
         return _increasing(x, primitive=primitive, **params)
     lower, upper = (primitive.bind(end, **params) for end in _ends(x))
     return _wrapped(lower, upper, _is_short([(x, _count(x.shape, **params))]))
+
+
+@annotation_rule(Interval, "psum", "psum_invariant", "reduce_scatter")
+def _sum_over_devices(x: Interval, *, primitive: Any, **params: Any) -> Any:
+    if _is_integer(x):
+        raise _refuse(primitive, "on integers")
+    return _increasing(x, primitive=primitive, **params)
 
 
 def _count(

@@ -432,6 +432,34 @@ def _reduce(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> Any:
     return dataclasses.replace(result, terms=(count * terms, is_weighted))
 
 
+@annotation_rule(Masked, "psum", "psum_invariant", "reduce_scatter")
+def _sum_over_devices(x: Masked, *, primitive: Any, **params: Any) -> Any:
+    array, count = (primitive.bind(part, **params) for part in (x.filled(0), _there(x)))
+    terms, is_weighted = x.terms or (1, False)
+    result = _finite(array, count == 0)
+    return dataclasses.replace(result, terms=(_devices(**params) * terms, is_weighted))
+
+
+def _devices(
+    *, axes: Any = (), axis_index_groups: Any = None, axis_size: Any = None, **params: Any
+) -> int:
+    """Of how many devices entries are added up."""
+    if axis_index_groups is not None:
+        return len(axis_index_groups[0])
+    return axis_size or math.prod(map(lax.axis_size, axes))
+
+
+@annotation_rule(Masked, "pmax", "pmin")
+def _extremum_over_devices(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> Any:
+    filled = x.filled((lowest if primitive.name == "pmax" else highest)(x.dtype))
+    count = lax.psum(_there(x), axes, **params)
+    return _finite(primitive.bind(filled, axes=axes, **params), count == 0)
+
+
+def _there(x: Masked) -> Any:
+    return (~x.mask).astype(jnp.int32)
+
+
 @annotation_rule(Masked, "argmax", "argmin")
 def _reduce_to_index(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> Any:
     """Of booleans it is the first index, which that of an earlier missing entry might be.
@@ -551,7 +579,7 @@ def _numbers(flags: Any) -> Any:
 # --- where entries go -----------------------------------------------------------------
 
 
-@annotation_rule(Masked, *MOVING)
+@annotation_rule(Masked, *MOVING, "all_to_all")
 def _move(x: Masked, *, primitive: Any, **params: Any) -> Any:
     array, mask = (primitive.bind(part, **params) for part in (x.array, x.mask))
     if primitive.multiple_results:

@@ -212,6 +212,15 @@ def _keep(*operands: Any, primitive: Any, **params: Any) -> Any:
     return _bind(primitive, operands, _aligned(primitive, operands), params)
 
 
+@annotation_rule(Named, "psum", "psum_invariant", "pmax", "pmin")
+@annotation_rule(Named, "all_to_all", "reduce_scatter")
+def _exchange(x: Named, *, primitive: Any, **params: Any) -> Any:
+    """Arrays of other devices have the same axes, unless one more comes of the devices."""
+    if not params.get("tiled", True):
+        return NotImplemented
+    return _keep(x, primitive=primitive, **params)
+
+
 @annotation_rule(Named, *REDUCTION)
 def _reduce(x: Named, *, primitive: Any, axes: Any, **params: Any) -> Any:
     names = [name for axis, name in enumerate(_names(x)) if axis not in axes]

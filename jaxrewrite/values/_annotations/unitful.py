@@ -337,12 +337,10 @@ def _keep(x: Unitful, *, primitive: Any, **params: Any) -> Any:
 
 
 @annotation_rule(Unitful, *jaxrewrite.primitives.COLLECTIVE)
-def _exchange(*operands: Any, primitive: Any, **params: Any) -> Any:
-    """The sum over devices, say, of each operand has its units."""
-    results = jaxrewrite.bind(primitive, *map(array_of, operands), **params)
-    if not primitive.multiple_results:
-        return with_units(units_of(operands[0]), results)
-    return [with_units(units_of(x), y) for x, y in zip(operands, results, strict=True)]
+def _exchange(x: Any, *others: Any, primitive: Any, **params: Any) -> Any:
+    """A second operand is the array that the entries are written into."""
+    units = same_units(primitive.name, [x, *others[:1]])
+    return bind_numbers(primitive, [x, *others], units, params)
 
 
 @annotation_rule(Unitful, "dynamic_slice", "gather")

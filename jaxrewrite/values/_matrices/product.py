@@ -15,6 +15,7 @@ from jaxrewrite import bind, register
 
 from .._base.contract import contract
 from .._base.sizes import is_less
+from .._base.structured import fields_of
 from .algebra import (
     LinearAlgebra,
     dense_singular_values,
@@ -90,6 +91,14 @@ class Product(Matrix):
         for factor in self.factors[first + 1 :]:
             product = _multiplied(swapped(factor), product, product.ndim - 1)
         return product
+
+    def leaf_specs(self, spec: Any) -> Any:
+        """Split the rows of the first factor, and the columns of the last one."""
+        whole = [*spec, *[None] * (self.ndim - len(spec))]
+        axes = [[*whole[:-2], None, None] for _ in self.factors]
+        axes[0][-2], axes[-1][-1] = whole[-2:]
+        _, treedef = fields_of(self)
+        return treedef.unflatten([type(spec)(*of_factor) for of_factor in axes])
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         for factor in reversed(self.factors):

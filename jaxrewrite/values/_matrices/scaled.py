@@ -13,7 +13,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, transform
 
 from .._base.linear import Linear
-from .._base.structured import inexact, is_number
+from .._base.structured import fields_of, inexact, is_number
 from .algebra import (
     LinearAlgebra,
     diagonal_of,
@@ -106,6 +106,10 @@ class Scaled(LinearAlgebra, Linear):
         if jnp.ndim(self.scale) or not self.x.shape:
             return self
         return self.rescaled(jnp.broadcast_to(self.scale, self.x.shape[:1]))
+
+    def leaf_specs(self, spec: Any) -> Any:
+        _, treedef = fields_of(self)
+        return treedef.unflatten([spec, type(spec)(*spec[: jnp.ndim(self.scale)])])
 
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
         if jnp.ndim(self.scale):

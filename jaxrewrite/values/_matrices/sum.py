@@ -16,7 +16,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, primitives, register, transform
 
 from .._base.linear import Linear
-from .._base.structured import inexact, number_of, promoted
+from .._base.structured import fields_of, inexact, number_of, promoted
 from .algebra import (
     LinearAlgebra,
     diagonal_of,
@@ -125,6 +125,10 @@ class Sum(LinearAlgebra, Linear):
 
     def sliceable(self) -> Any:
         return self
+
+    def leaf_specs(self, spec: Any) -> Any:
+        terms, treedef = fields_of(self)
+        return treedef.unflatten([spec] * len(terms))
 
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
         return sum_of([fn(term) for term in self.terms])
