@@ -88,7 +88,6 @@ class Adopting(OperandsHook):
         if adopter is None:
             return eqn, operands
         written = self._analysis(Written)
-        operands = _with_numbers(written, eqn, operands)
         primitive = None if eqn.primitive.name in handlers else eqn.primitive
         any_number = self._is_for_any_units
         operands = [
@@ -115,12 +114,16 @@ class Adopting(OperandsHook):
 register_operands_hook(Adopting)
 
 
-def _without_casts(analysis: Callable[[type], Any], operands: Sequence[Any]) -> list[Any]:
-    """The operands, with literals for numbers of each device that are the same on all."""
+def _literals(
+    analysis: Callable[[type], Any], eqn: JaxprEqn, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """The operands, with literals for numbers that the program computes of literals."""
+    if adopter_of(operands) is not None:
+        return _with_numbers(analysis(Written), eqn, operands)
     return [_with_number(analysis(Written), x) if _varies(x) else x for x in operands]
 
 
-numbers.append(_without_casts)
+numbers.append(_literals)
 
 
 def _varies(x: Any) -> bool:
@@ -186,7 +189,6 @@ def _has_power(jaxpr: Jaxpr) -> bool:
 def _with_numbers(
     written: Written, eqn: JaxprEqn, operands: Sequence[Any]
 ) -> Sequence[Any]:
-    """The operands, with literals for numbers that the program computes of literals."""
     with_numbers = [_with_number(written, x) for x in operands]
     if eqn.primitive.name == "pow" and not is_value(operands[1]):
         x, exponent = operands

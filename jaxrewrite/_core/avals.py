@@ -6,6 +6,7 @@ rule sees of it (`rule_children`), and by its aval (`aval_of`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -35,8 +36,8 @@ def same_treedef(a: PyTreeDef, b: PyTreeDef) -> bool:
 
 
 def is_annotation(x: Any) -> bool:
-    """Whether it is what an array carries, such as units, with the array inside."""
-    return is_value(x) and type(x).outer > 0
+    """Whether it is what an array carries, such as units, with the array inside; not zeros."""
+    return is_value(x) and 0 < type(x).outer < math.inf
 
 
 def _is_annotated(x: Any) -> bool:

@@ -41,6 +41,10 @@ class Reason(NamedTuple):
 
 
 NO_RULE = Reason("No rule for primitive {primitive!r} on {cls}", "Register a rule")
+HIDING = Reason(
+    "No rule for primitive {primitive!r} holds for what is inside of {cls}",
+    "Put the annotation around it",
+)
 
 
 def policy_on(cls: type[Value], policy: str | Policy) -> str:

@@ -243,9 +243,8 @@ primitives_of_passes: set[Primitive] = set()
 staging_hooks: list[StagingHook] = []
 
 operands_hooks: list[type[OperandsHook]] = []
-
-# Functions of `Rewriter.analysis` and operands, which return these with literals for numbers.
-numbers: list[Callable[[Callable[..., Any], Sequence[Any]], Sequence[Any]]] = []
+# Functions of `Rewriter.analysis`, an equation and operands: these, with literals for numbers.
+numbers: list[Callable[[Callable[..., Any], JaxprEqn, Sequence[Any]], Sequence[Any]]] = []
 
 _classes: list[type] = []
 _ready: list[ClassHook] = []

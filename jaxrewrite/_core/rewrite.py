@@ -33,7 +33,7 @@ from .errors import add_note
 from .hooks import Analysis, OperandsHook, operands_hooks, primitives_of_passes
 from .record import Record
 from .settings import Settings
-from .site import Site, describe
+from .site import Site, describe, is_hiding
 from .traces import Flat, Rewriting, checked_results
 from .value import Operand, Results, Value, is_value
 
@@ -167,8 +167,7 @@ class Rewriter(Builder):
             if not (env or is_open) and site is None:
                 self.eqns.append(eqn)
                 continue
-            has_value = False
-            renamed = False
+            has_value = renamed = False
             for atom in eqn.invars:
                 if type(atom) is not Literal and atom in env:
                     renamed = True
@@ -264,11 +263,16 @@ class Rewriter(Builder):
             if self.recorder is not None:
                 record, start = self.recorder.begin(site, operands), len(self.eqns)
                 record.changed_by = changed_by
-            if any(map(is_annotation, operands)) and not _gives_each_its_result(site):
+            name, each_alone = site.primitive.name, site.primitive.multiple_results
+            # In a body each equation is asked this.
+            is_asked = name not in handlers and not (
+                each_alone and name in leafwise_handlers
+            )
+            if is_asked and any(map(is_annotation, operands)):
                 operands = site.annotated_alike(operands)
             for way, by in ways or (
                 ("rule", _by_rule),
-                ("handler", handlers.get(site.primitive.name)),
+                ("handler", handlers.get(name)),
                 ("default", _by_default),
                 ("identity", _leafwise),
                 ("dense", _by_dense_operands),
@@ -305,11 +309,13 @@ def _by_rule(site: Site, operands: Sequence[Operand]) -> Results:
             if (results := handler(site, list(operands))) is not NotImplemented:
                 return results
     flat = Flat.of(operands, site.context)
+    if any(map(is_value, flat.leaves)) and any(map(is_hiding, operands)):
+        return NotImplemented
     result = site.builder.rewriting.by_rule(site, operands, flat)
     if site.builder.record is not None:
         site.builder.record.rule = result.rule
         site.builder.record.declined += result.declined
-    return site.inline_trace(result, flat)
+    return site.inline_trace(result, flat, operands)
 
 
 def _by_default(site: Site, operands: Sequence[Operand]) -> Results:
@@ -317,10 +323,10 @@ def _by_default(site: Site, operands: Sequence[Operand]) -> Results:
 
     A new reference holds an array in any case, and a trace of a default can't return one.
     """
-    if any(isinstance(var.aval, AbstractRef) for var in site.outvars):
+    is_for_arrays = any(isinstance(var.aval, AbstractRef) for var in site.outvars)
+    if is_for_arrays or any(map(is_hiding, operands)):
         return NotImplemented
-    types = [type(x) for x in operands if is_value(x)]
-    owner = owner_of_default(site.primitive, types)
+    owner = owner_of_default(site.primitive, [type(x) for x in operands if is_value(x)])
     if owner is None:
         return NotImplemented
     if site.builder.record is not None:
@@ -333,17 +339,6 @@ def _by_default(site: Site, operands: Sequence[Operand]) -> Results:
     check = functools.partial(checked_results, site, f"{owner.__name__}.default")
     key = (default, primitive, *params.items())
     return site.call(apply_default, key, operands, check)
-
-
-def _gives_each_its_result(site: Site) -> bool:
-    """Whether no result is of two operands: it only moves them, each on its own.
-
-    A handler rewrites a body, whose equations are asked this themselves.
-    """
-    primitive = site.primitive
-    return primitive.name in handlers or (
-        primitive.multiple_results and primitive.name in leafwise_handlers
-    )
 
 
 def _leafwise(site: Site, operands: Sequence[Operand]) -> Results:

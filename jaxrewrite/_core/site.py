@@ -7,7 +7,6 @@ adds to its builder.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -18,7 +17,7 @@ from .. import _compat
 from .._compat import Atom, DropVar, Jaxpr, JaxprEqn, Primitive, SourceInfo, Var
 from .avals import aval_of, avals_of, children, is_adopted, is_annotation, values_inside
 from .builder import Applied, Rewritten
-from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
+from .dense import HIDING, NO_RULE, Reason, make_dense, materialised, policy_on
 from .errors import MaterialisationWarning, at_line
 from .notices import Notice
 from .traces import Flat, RuleResult
@@ -81,14 +80,10 @@ def _merged(x: Any) -> Any:
     return x._merged() if _is_to_merge(x) else x
 
 
-def is_around_annotation(x: Any) -> bool:
-    return not is_annotation(x) and bool(annotations_in(x))
-
-
-def _are_alike(kinds: Iterable[type[Value]], others: Iterable[type[Value]]) -> bool:
-    """Whether a type is among others, or is a subclass of one of them, or the other way round."""
-    pairs = itertools.product(kinds, others)
-    return any(issubclass(a, b) or issubclass(b, a) for a, b in pairs)
+def is_hiding(x: Any) -> bool:
+    """Whether there is an annotation inside that rules of the type do not hold for."""
+    is_structure = is_value(x) and not (is_annotation(x) or x._holds_stacked_leaves)
+    return is_structure and not all(inside._distributes for inside in values_inside(x))
 
 
 class Site(NamedTuple):
@@ -232,11 +227,12 @@ class Site(NamedTuple):
         function. A value at one of the positions ``opaque`` is a tracer of its aval, too.
         """
         flat = Flat.of(operands, self.context, opaque)
-        return self.inline_trace(
-            self.builder.rewriting.by_function(fn, key, flat, check), flat
-        )
+        result = self.builder.rewriting.by_function(fn, key, flat, check)
+        return self.inline_trace(result, flat, operands)
 
-    def inline_trace(self, result: RuleResult, flat: Flat) -> Any:
+    def inline_trace(
+        self, result: RuleResult, flat: Flat, operands: Sequence[Any] = ()
+    ) -> Any:
         """Add the equations of the trace of a rule, and return its results."""
         traced = result.traced
         if traced is NotImplemented:
@@ -254,9 +250,11 @@ class Site(NamedTuple):
         inputs = [*builder.constants(traced.jaxpr, traced.consts), *flat.leaves]
         start = len(builder.eqns)
         results = builder.run(traced.jaxpr, inputs, self, targets)
-        # If a leaf is a value, these equations differ from the rule's trace.
+        # If a leaf is a value, these equations differ from the rule's trace. What is in an
+        # annotation may become dense here and elsewhere: compiled apart, it would differ.
         added = () if self.is_in_rule else builder.eqns[start:]
-        if len(added) > 1 and not any(map(is_value, flat.leaves)):
+        is_around = any(is_annotation(x) and [*values_inside(x)] for x in operands)
+        if len(added) > 1 and not (is_around or any(map(is_value, flat.leaves))):
             builder.applied.append(Applied(traced.jaxpr, inputs, results, added))
         returned = tree_unflatten(traced.out_tree, results)
         return [merged(x, self.call_on_arrays) for x in returned]
@@ -289,18 +287,18 @@ class Site(NamedTuple):
         self, operands: Sequence[Operand], is_enough: Enough = is_never
     ) -> list[Any]:
         """Make the operands of the equation dense, as the policy allows."""
-        return [self.materialise(x, NO_RULE, is_enough) for x in operands]
+        return [
+            self.materialise(x, HIDING if is_hiding(x) else NO_RULE, is_enough)
+            for x in operands
+        ]
 
     def annotated_alike(self, operands: Sequence[Operand]) -> Sequence[Operand]:
-        """Operands of which none has an annotation inside that another one is around.
-
-        A rule for units sees those of an operand, but not those inside of a sum of arrays, so
-        that becomes dense up to them.
-        """
+        """Operands without an annotation inside that a rule sees in another one alone."""
         kinds = [type(x) for x in operands if is_value(x) and is_annotation(x)]
+        is_seen = lambda a: any(issubclass(a, b) or issubclass(b, a) for b in kinds)
         return [
             self.materialise(x, NO_RULE, is_annotation)
-            if is_around_annotation(x) and _are_alike(kinds, annotations_in(x))
+            if not is_annotation(x) and any(map(is_seen, annotations_in(x)))
             else x
             for x in operands
         ]

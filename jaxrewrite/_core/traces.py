@@ -160,7 +160,7 @@ class Rewriting:
         key = ("rule", primitive, *params.items(), *flat.structure)
         if primitive in self.primitives_with_literals:
             for find in numbers:
-                operands = find(site.builder.analysis, operands)
+                operands = find(site.builder.analysis, site.eqn, operands)
             # By their texts, 0.0 and -0.0 differ.
             key += tuple(repr(x.val) if type(x) is Literal else None for x in operands)
         result = self.kept(key)

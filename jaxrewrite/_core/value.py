@@ -96,6 +96,9 @@ class Value(PyTree):
     # Whether the value in its field has stacked leaves, and stands for no array by itself.
     _holds_stacked_leaves: ClassVar[bool] = False
 
+    # Whether rules of a type around it hold, which add up terms and leave out zeros.
+    _distributes: ClassVar[bool] = True
+
     # Whether programs see its dense array anyway, so that no policy stands in the way of that.
     _is_seen_dense: ClassVar[bool] = False
 

@@ -36,7 +36,7 @@ from .._core.avals import (
 )
 from .._core.dead_code import live_equations
 from .._core.dense import Reason
-from .._core.site import Site, is_around_annotation
+from .._core.site import Site, annotations_in, is_hiding
 from .._core.value import Like, Operand, Value, is_value
 from .zeros import (
     Zeros,
@@ -124,6 +124,10 @@ def _up_to_annotation(site: Site, structure: Structure) -> Structure:
     return structure_of(site.scratch().materialise(operand, _DIFFERS, is_annotation))
 
 
+def is_around_annotation(x: Any) -> bool:
+    return not is_annotation(x) and bool(annotations_in(x))
+
+
 def join_all(site: Site, structures: Sequence[Structure]) -> Structure:
     """The join of several structures, to which operands of each can be brought."""
     joined = functools.reduce(lambda a, b: join(site, a, b), structures)
@@ -152,6 +156,8 @@ def _join_children(site: Site, x: Like, y: Like) -> Like | None:
         return None
     parts_of: Any = rule_children
     if not _same_parts(x, y, rule_children):
+        if any(map(is_hiding, (x, y))):
+            return None
         pair = _call_join(site.scratch(), tree_map(Var, x), tree_map(Var, y))
         if pair is None:
             return _join_zero(site, x, y)

@@ -1,6 +1,8 @@
 """`jax.shard_map` on values: replicated, split as their type defines, or dense."""
 
 import functools
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -307,6 +309,40 @@ def test_numbers_of_the_program_are_literals_on_each_device(mesh, check_vma):
     for mean in (lambda x: jnp.mean(x, 1), lambda x: x.sum(1) / 8):
         with pytest.raises(TypeError, match="divides a sum of 8 entries by 8"):
             transform(run(mean))(masked)
+
+
+def test_numbers_meet_quantities_inside_of_other_annotations(mesh):
+    """The number of the program that a rule for units knows is one of each device."""
+    v = values.Masked(values.Unitful(X, "m"), X > 0.5)
+    for fn in (lambda v: v * 2.0, lambda v: v / 2 + v, lambda v: (v * 2.0) ** 2):
+        got, want = (jax.jit(transform(f))(v) for f in (on(mesh, fn, P("i"), P("i")), fn))
+        assert jaxrewrite.same_structure(got, want)
+        assert_same_leaves(got, want, 1e-6)
+    power = on(mesh, lambda v: v**1.5, P("i"), P("i"))
+    assert transform(power)(values.Unitful(X, "m")).units == values.Units("m") ** 1.5
+
+
+IN_A_MESH = """
+import jax, jax.numpy as jnp, jaxrewrite
+from jax.sharding import AxisType, PartitionSpec as P
+from jaxrewrite.values import Interval, Quantised, Sparse
+mesh = jax.make_mesh((8,), ("m",), axis_types=(AxisType.Auto,))
+bounds = Interval(jnp.zeros((8, 4)), jnp.ones((8, 4)))
+weights = lambda: (Quantised.quantise(jnp.ones((4, 4))), Sparse.from_dense(jnp.ones((4, 4))))
+body = lambda x: x @ sum(map(jaxrewrite.materialise, weights()))
+with jax.set_mesh(mesh):
+    tanh = jax.shard_map(jnp.tanh, in_specs=P("m"), out_specs=P("m"))
+    print(float(jaxrewrite.transform(tanh)(bounds).upper.min()) > 0.75)
+    product = jax.shard_map(body, in_specs=P("m"), out_specs=P("m"))
+    print(float(product(jnp.ones((8, 4))).sum()))
+"""
+
+
+def test_what_is_known_is_computed_at_once_in_a_mesh_that_is_set():
+    """In a process of its own, because a trace without the mesh would be kept."""
+    command = [sys.executable, "-c", IN_A_MESH]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["True", "256.0"], done.stderr
 
 
 def test_packed_codes_become_dense_inside_of_the_mesh(mesh):

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
@@ -18,7 +19,7 @@ from jaxrewrite.primitives import COMPARISON, DECREASING, INCREASING, UNARY
 from .._base import in_blocks
 from .._base.scatters import SCATTER, applies_function
 from .._base.sizes import is_at_most
-from .._base.structured import disproved, inexact, promoted
+from .._base.structured import disproved, inexact, on_numbers, promoted
 from .declaration import (
     MOVING,
     annotation_rule,
@@ -322,8 +323,7 @@ def _around(
         return bounds
     if primitive.name == "erf":  # It is above one at some numbers.
         return _apart(bounds, x.lower == x.upper)
-    with jax.ensure_compile_time_eval():
-        limits = [primitive.bind(jnp.asarray(end, x.dtype), **params) for end in ends]
+    limits = [on_numbers(primitive, params, np.asarray(end, x.dtype)) for end in ends]
     return _apart(bounds, x.lower == x.upper, *limits)
 
 

@@ -117,6 +117,7 @@ class Masked(Carrying):
 
     outer = 20
     axes = {"array": "...", "mask": "..."}
+    _distributes = False  # Nothing plus nothing is nothing, which zeros would not be.
 
     array: Array
     mask: Bool[Array, ...]

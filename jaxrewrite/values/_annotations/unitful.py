@@ -118,6 +118,7 @@ class Unitful(Annotated):
     """
 
     outer = 30
+    _is_said_of_the_whole = True
     _holds_its_own = False
 
     array: Array

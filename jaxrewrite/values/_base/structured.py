@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -164,8 +163,7 @@ def disproved(
     arrays = tuple(map(_read, arrays))
     if all(isinstance(x, np.ndarray) for x in arrays):
         return not check(np, *arrays, *static)
-    with _at_once():
-        return not _passes(check, static, *arrays)
+    return not at_once(functools.partial(_passes, check, static), *arrays)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -191,9 +189,12 @@ def differs(dense: Any, structured: Callable[[Any], Any]) -> bool:
     """
     if not is_known(dense):
         return False
-    with _at_once():
-        dense = jnp.asarray(_unsharded(dense))
-        return not _is_dense_of(structured(dense), dense)
+
+    def is_same(dense: Any) -> Any:
+        dense = jnp.asarray(dense)
+        return _is_dense_of(structured(dense), dense)
+
+    return not at_once(is_same, dense)
 
 
 @jax.jit
@@ -268,18 +269,17 @@ def is_linear_cast(x: Any, dtype: Any) -> bool:
     return inexact(x) and jnp.issubdtype(dtype, jnp.inexact) and not narrowed
 
 
-@contextlib.contextmanager
-def _at_once() -> Iterator[None]:
-    """Evaluate what is known meanwhile, even while JAX traces, on any mesh."""
+def at_once(fn: Callable[..., Any], *known: Any) -> Any:
+    """A function of arrays whose numbers are known, even while JAX traces, on any mesh."""
     no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
     with jax.ensure_compile_time_eval(), no_mesh:
-        yield
+        return fn(*map(_unsharded, known))
 
 
 def on_numbers(primitive: Any, params: Any, *numbers: Any) -> np.ndarray:
-    """Evaluate a primitive on known numbers, even while JAX traces, on any mesh."""
-    with _at_once():
-        return np.asarray(primitive.bind(*map(jnp.asarray, numbers), **params))
+    """Evaluate a primitive on known numbers."""
+    fn = lambda *numbers: primitive.bind(*map(jnp.asarray, numbers), **params)
+    return np.asarray(at_once(fn, *numbers))
 
 
 def is_zero_at(primitive: Any, params: Any, *numbers: Any) -> bool:

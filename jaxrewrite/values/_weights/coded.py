@@ -29,7 +29,7 @@ from jaxrewrite._staging.at_once import at_once
 from .._base.contract import is_or_none
 from .._base.shapes import check_shapes, same_shape
 from .._base.sizes import is_at_most
-from .._base.structured import Structured
+from .._base.structured import Structured, disproved
 
 
 class Multiplied(Structured):
@@ -222,12 +222,8 @@ def checked_weight(cls: str, w: Any) -> Any:
     w = jaxrewrite.materialise(w)
     if not jnp.issubdtype(jnp.result_type(w), jnp.floating):
         raise ValueError(f"{cls}: `w` must be real floating; got {jnp.result_type(w)}.")
-    if not isinstance(w, jax.core.Tracer):
-        # JAX would trace this, too, while it traces something else.
-        with jax.ensure_compile_time_eval():
-            is_finite = bool(_is_finite(w))
-        if not is_finite:
-            raise ValueError(f"{cls}: `w` has entries that are infinite or NaN.")
+    if disproved(_are_finite, w):
+        raise ValueError(f"{cls}: `w` has entries that are infinite or NaN.")
     return jnp.asarray(w)
 
 
@@ -236,9 +232,8 @@ def is_floating(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
-@jax.jit
-def _is_finite(x: Any) -> Any:
-    return jnp.isfinite(x).all()
+def _are_finite(xp: Any, x: Any) -> Any:
+    return xp.isfinite(x).all()
 
 
 def block_sizes(cls: str, shape: Sequence[int], block: Any) -> tuple[int, ...]:

@@ -1813,12 +1813,12 @@ def test_what_is_around_an_annotation_becomes_dense_alone(fn, around):
 
 def test_the_policy_is_asked_for_what_is_around_an_annotation():
     value = Sum((Masked(Diagonal(NUMBERS[0]), jnp.zeros((4, 4), bool)),))
-    with pytest.raises(jaxrewrite.MaterialisationError, match="'max' on Sum"):
+    with pytest.raises(jaxrewrite.MaterialisationError, match="'max' .* of Sum"):
         run(lambda w: jnp.maximum(w, 1.5))(value)
     with pytest.warns(jaxrewrite.MaterialisationWarning) as warned:
         jaxrewrite.transform(lambda w: jnp.maximum(w, 1.5))(value)
     assert [x.message.args[0].split(",")[0] for x in warned] == [
-        "No rule for primitive 'max' on Sum",
+        "No rule for primitive 'max' holds for what is inside of Sum",
         "No rule for primitive 'max' on Diagonal",
     ]
 

@@ -1,0 +1,271 @@
+"""Annotations in the fields of other values: units, names and tags of the whole, and masks."""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxrewrite
+from jaxrewrite.testing import assert_same
+from jaxrewrite.values import (
+    BlockDiagonal,
+    Circulant,
+    Diagonal,
+    Interval,
+    Kronecker,
+    Lora,
+    LowRank,
+    Masked,
+    Named,
+    Product,
+    Scaled,
+    Sum,
+    Symmetric,
+    Tagged,
+    Triangular,
+    Unitful,
+    Units,
+    UnitsError,
+)
+
+
+pytestmark = pytest.mark.usefixtures("no_leak_checks")
+
+RNG = np.random.default_rng(0)
+SQUARE = jnp.asarray(RNG.uniform(0.5, 2.0, (3, 3)), jnp.float32) + 3 * jnp.eye(3)
+ROW = SQUARE[0]
+
+forbidding = functools.partial(jaxrewrite.transform, materialise="forbid")
+allowing = functools.partial(jaxrewrite.transform, materialise="allow")
+
+# Each makes a matrix of three rows, with the power of the units of its fields that it has.
+AROUND = {
+    "Diagonal": (lambda carry: Diagonal(carry(ROW)), 1),
+    "Triangular": (lambda carry: Triangular(carry(jnp.tril(SQUARE))), 1),
+    "Symmetric": (lambda carry: Symmetric(carry(SQUARE + SQUARE.T)), 1),
+    "Circulant": (lambda carry: Circulant(carry(ROW)), 1),
+    "BlockDiagonal": (lambda carry: BlockDiagonal(carry(SQUARE[None])), 1),
+    "Kronecker": (lambda carry: Kronecker(carry(SQUARE), jnp.ones((1, 1))), 1),
+    "Scaled": (lambda carry: Scaled(carry(SQUARE), jnp.float32(2)), 1),
+    "Sum": (lambda carry: Sum((carry(SQUARE), Diagonal(carry(ROW)))), 1),
+    "Product": (lambda carry: Product((carry(SQUARE), Diagonal(carry(ROW)))), 2),
+    "LowRank": (lambda carry: LowRank(carry(SQUARE), SQUARE), 1),
+    "Scaled sum": (lambda carry: Scaled(Sum((carry(SQUARE),)), jnp.float32(2)), 1),
+}
+
+# Each with the power of the units of the matrix that the result has.
+PROGRAMS = {
+    "product": (lambda v: v @ ROW, 1),
+    "determinant": (jnp.linalg.det, 3),
+    "inverse": (lambda v: jnp.linalg.inv(v) @ ROW, -1),
+    "sum with the transpose": (lambda v: (v + v.T) @ ROW, 1),
+    "branches": (lambda v: lax.cond(v.sum().shape == (), lambda: v, lambda: v.T) @ ROW, 1),
+    "loop": (lambda v: lax.fori_loop(0, 2, lambda i, w: w * 2.0, v) @ ROW, 1),
+    "singular values": (lambda v: jnp.linalg.svd(v, compute_uv=False), 1),
+    "norm": (jnp.linalg.norm, 1),
+    "masked": (lambda v: jnp.where(v == v, v, 0), 1),
+    "triangle": (lambda v: jnp.tril(v), 1),
+    "stack": (lambda v: jnp.stack([v, v.T]).sum(0), 1),
+    "rows": (lambda v: jax.vmap(lambda row: row.sum())(v), 1),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_a_field_carries_is_said_of_the_whole(around, program):
+    make, power = AROUND[around]
+    fn, of_result = PROGRAMS[program]
+    want = fn(jaxrewrite.materialise(make(lambda x: x)))
+    got = allowing(fn)(make(lambda x: Unitful(x, "m")))
+    assert got.units == Units("m") ** (power * of_result)
+    assert_same(jaxrewrite.materialise(got.array), want, 1e-4)
+    tagged = allowing(fn)(make(lambda x: Tagged(x, "a")))
+    assert tagged.tags == frozenset("a")
+    assert_same(jaxrewrite.materialise(tagged), want, 1e-4)
+
+
+@pytest.mark.parametrize("around", ["Diagonal", "Kronecker", "Product", "Symmetric"])
+def test_the_structure_stays(around):
+    """Determinants, inverses and loops have their rules, which see no units."""
+    make, power = AROUND[around]
+    of_power = {"determinant": 3, "inverse": -1, "loop": 1}
+    for program, of_result in of_power.items():
+        got = forbidding(PROGRAMS[program][0])(make(lambda x: Unitful(x, "m")))
+        assert got.units == Units("m") ** (power * of_result)
+    loop = lambda v: lax.fori_loop(0, 2, lambda i, w: w * 2.0, v)
+    got = forbidding(loop)(make(lambda x: Unitful(x, "m")))
+    assert type(got.array) is type(make(lambda x: x))
+
+
+def test_several_annotations_are_around_the_whole():
+    both = lambda x: Tagged(Unitful(x, "m"), "a")
+    got = forbidding(lambda v: 2 * v)(Diagonal(both(ROW)))
+    assert type(got) is Tagged
+    assert type(got.array) is Unitful
+    assert type(got.array.array) is Diagonal
+    two = Product((Tagged(SQUARE, "a"), Diagonal(Tagged(ROW, "b"))))
+    assert forbidding(lambda v: v @ ROW)(two).tags == frozenset("ab")
+
+
+def test_names_are_those_of_the_dense_array():
+    v = LowRank(Named(SQUARE[:, :1], ("i", "r")), Named(SQUARE[:1], ("r", "j")))
+    assert forbidding(lambda v: 2 * v)(v).names == ("i", "j")
+    assert forbidding(lambda v: v @ ROW)(v).names == ("i",)
+
+
+def test_a_barrier_and_arrays_beside_leave_a_value_as_it_is():
+    v = Diagonal(Unitful(ROW, "m"))
+    assert type(forbidding(lax.optimization_barrier)(v)) is Diagonal
+    assert type(forbidding(lambda v: (v, jnp.sin(ROW))[0])(v)) is Diagonal
+
+
+def test_units_that_do_not_fit_are_an_error():
+    v = Sum((Diagonal(Unitful(ROW, "m")), Diagonal(Unitful(ROW, "s"))))
+    with pytest.raises(UnitsError, match="m and s") as error:
+        allowing(lambda v: v @ ROW)(v)
+    assert any("dot_general" in note and "Sum" in note for note in error.value.__notes__)
+
+
+def test_other_annotations_stay_inside():
+    """Bounds are no metadata, and units around bounds are not without them."""
+    v = Diagonal(Unitful(Interval(ROW, ROW + 1), "m"))
+    got = allowing(lambda v: v @ jnp.ones(3))(v)
+    assert got.units == Units("m")
+    assert_same((got.array.lower, got.array.upper), (ROW, ROW + 1), 1e-6)
+
+
+def test_gradients_through_what_moved_outside():
+    u = Unitful(jnp.float32(1), "m")
+    fn = lambda v, u: ((v @ ROW).sum() / u) ** 2
+    slope = jax.grad(allowing(fn))(Diagonal(Unitful(ROW, "m")), u)
+    want = jax.grad(lambda d: ((d * ROW).sum()) ** 2)(ROW)
+    assert_same(slope.d.array, want, 1e-5)
+
+
+# --- masks --------------------------------------------------------------------------------
+
+
+def masked(x):
+    return Masked(x, (jnp.arange(x.size).reshape(x.shape) % 3) == 1)
+
+
+OF_MASKS = {
+    "sum": jnp.sum,
+    "rows": lambda v: v @ jnp.ones(3),
+    "columns": lambda v: v.sum(0),
+    "norm": jnp.linalg.norm,
+    "twice": lambda v: (v + v) @ ROW,
+    "concatenated": lambda v: jnp.concatenate([v, v]),
+    "rolled": lambda v: jnp.roll(v, 1, 0),
+    "loop": lambda v: lax.scan(lambda c, _: (v @ c, None), ROW, length=2)[0],
+    "branches": lambda v: lax.cond(True, lambda: v, lambda: v.T).sum(1),
+    "variance": jnp.var,
+    "median": jnp.median,
+    "functions": jax.jit(lambda v: jnp.exp(v).sum(0)),
+    "mapped": lambda v: jax.vmap(lambda row: row / row.sum())(v),
+}
+MASKED = {
+    **AROUND,
+    "Lora": (lambda carry: Lora(carry(SQUARE), SQUARE[:, :1], SQUARE[:1]), 1),
+}
+del MASKED["Symmetric"]  # The transpose of a mask says otherwise what is missing.
+
+
+@pytest.mark.parametrize("around", MASKED)
+@pytest.mark.parametrize("program", OF_MASKS)
+def test_rules_of_a_structure_do_not_hide_what_is_missing(around, program):
+    """The mask of the dense array is that of each program on it."""
+    v = MASKED[around][0](masked)
+    fn = OF_MASKS[program]
+    dense = allowing(lambda v: jnp.concatenate([v[:1], v[1:]]))(v)
+    assert isinstance(dense, Masked)
+    got, want = (allowing(fn)(x) for x in (v, dense))
+    assert_same(got.mask, want.mask, 0)
+    assert_same(got.filled(0), want.filled(0), 1e-4)
+
+
+@pytest.mark.parametrize("around", ["Diagonal", "Scaled", "Kronecker", "LowRank"])
+def test_what_counts_missing_entries_is_refused_inside_of_values_too(around):
+    v = MASKED[around][0](masked)
+    counting = (
+        jnp.mean,
+        lambda v: jnp.quantile(v, 0.5),
+        jax.nn.standardize,
+        lambda v: jnp.average(v, axis=0, weights=ROW),
+    )
+    for fn in counting:
+        with pytest.raises(TypeError, match="Masked: "):
+            allowing(fn)(v)
+
+
+def test_the_policy_is_asked_for_a_structure_around_a_mask():
+    v = Diagonal(masked(ROW))
+    refused = (
+        r"'dot_general' holds for what is inside of Diagonal.*Put the annotation around"
+    )
+    with pytest.raises(jaxrewrite.MaterialisationError, match=refused):
+        forbidding(lambda v: v @ ROW)(v)
+    with pytest.warns(jaxrewrite.MaterialisationWarning, match="inside of Diagonal"):
+        jaxrewrite.transform(lambda v: v @ ROW)(v)
+    with pytest.raises(
+        jaxrewrite.MaterialisationError, match="'jit' holds for what is inside"
+    ):
+        forbidding(jax.jit(lambda v: v @ ROW))(v)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        around = Masked(Diagonal(ROW), jnp.eye(3) > 0)
+        allowing(lambda v: v.sum())(around)
+
+
+def test_branches_with_masks_inside_have_the_mask_of_the_one_that_is_taken():
+    """Factors with more columns would be padded with zeros, which are there."""
+    one = LowRank(masked(SQUARE[:, :1]), SQUARE[:1])
+    two = LowRank(masked(SQUARE[:, :2]), SQUARE[:2])
+    fn = lambda p, x, y: lax.cond(p, lambda: x, lambda: y)
+    for p, v in ((True, one), (False, two)):
+        got = allowing(fn)(jnp.array(p), one, two)
+        want = allowing(lambda v: jnp.concatenate([v[:1], v[1:]]))(v)
+        assert_same(got.mask, want.mask, 0)
+        assert_same(got.filled(0), want.filled(0), 1e-6)
+
+
+# --- zeros beside ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "carry",
+    [lambda x: Unitful(x, "m"), lambda x: Tagged(x, "a"), lambda x: Masked(x, x > 9)],
+)
+@pytest.mark.parametrize("fn", [lambda v: jnp.where(v == v, v, 0.0), jnp.tril, jnp.nansum])
+def test_a_structure_around_an_annotation_beside_zeros(carry, fn):
+    got = allowing(fn)(Kronecker(carry(jnp.eye(2)), jnp.ones((2, 2))))
+    assert type(got) is type(carry(ROW))
+    array = got.filled(0) if isinstance(got, Masked) else got.array
+    want = fn(jnp.kron(jnp.eye(2), jnp.ones((2, 2))))
+    assert_same(jaxrewrite.materialise(array), want, 1e-6)
+
+
+# --- what is inside of an annotation -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "carry",
+    [lambda v: Tagged(v, "a"), lambda v: Unitful(v, "m"), lambda v: Named(v, ("i", "j"))],
+    ids=["Tagged", "Unitful", "Named"],
+)
+def test_what_is_inside_becomes_dense_alike_in_each_equation(carry):
+    """If two calls computed it with other roundings, no entry would be the greatest."""
+    draw = lambda *shape: jnp.asarray(RNG.normal(size=shape), jnp.float32)
+    is_greatest = allowing(lambda v: (v == v.max(0)).sum(0))
+    slope = allowing(jax.grad(lambda v: v.max(0).sum()))
+    for _ in range(4):
+        lora = Lora(draw(4, 4), draw(4, 1), draw(1, 4))
+        total = Sum((Diagonal(draw(4)), LowRank(draw(4, 1), draw(1, 4))))
+        for v in map(carry, (lora, total)):
+            assert_same(jaxrewrite.materialise(is_greatest(v)), jnp.ones(4, int), 0)
+            if not isinstance(v, Unitful):
+                assert jnp.isfinite(slope(v).array).all()
