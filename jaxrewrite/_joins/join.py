@@ -231,7 +231,7 @@ def coerce(site: Site, operand: Operand, structure: Structure) -> Operand | None
             # Its ``materialise`` says what it is where nothing else tells: here an array does.
             array = _through_types(site, operand, like)
             operand = operand if array is None else array
-        return site.vary(site.materialise(operand, _DIFFERS), like)
+        return _placed(site, site.vary(site.materialise(operand, _DIFFERS), like), like)
     if is_around_annotation(operand) and is_annotation(like):
         return coerce(site, site.materialise(operand, _DIFFERS, is_annotation), structure)
     parts_of: Any = rule_children
@@ -245,6 +245,13 @@ def coerce(site: Site, operand: Operand, structure: Structure) -> Operand | None
             return None
     parts, treedef = parts_of(operand)
     return _coerce_parts(site, parts, parts_of(like)[0], treedef)
+
+
+def _placed(site: Site, atom: Any, like: Any) -> Any:
+    """An array, split over explicit axes of a mesh as another one, as JAX has it of a carry."""
+    if _compat.strong(atom.aval) == _compat.strong(like):
+        return atom
+    return site.call_on_arrays(lambda x: [_compat.placed_as(x, like)], [atom])[0]
 
 
 def _coerce_parts(

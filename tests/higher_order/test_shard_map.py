@@ -891,3 +891,26 @@ def test_masks_vary_as_what_is_masked(mesh):
     fn = on(mesh, body, P("i"), P("i"))
     got = transform(fn, materialise="forbid")(values.Masked(X, jnp.zeros_like(X, bool)))
     assert_same([x.filled(jnp.nan) for x in got], list(fn(X)), 1e-6)
+
+
+def test_a_carry_stays_split_as_it_begins():
+    """On explicit axes that is part of its type. A rule may leave its result whole."""
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(AxisType.Explicit,))
+    spec = P("i", None)
+    programs = (
+        lambda v: lax.fori_loop(0, 2, lambda i, v: -v, v),
+        lambda v: lax.scan(lambda v, _: (jnp.tanh(v), None), v, length=2)[0],
+        lambda v: lax.while_loop(
+            lambda c: c[1] < 2, lambda c: (c[0] * 2, c[1] + 1), (v, 0)
+        )[0],
+        lambda v: -v,
+        lambda v: lax.cond(True, lambda: v * 2, lambda: v),
+    )
+    symmetric = values.Symmetric(X + X.T)
+    with jax.set_mesh(mesh):
+        v = jaxrewrite.place(symmetric, mesh, [("", P("i"))])
+        for fn in programs:
+            for wrap in (lambda f: f, jax.jit):
+                got = wrap(transform(fn, materialise="forbid"))(v)
+                assert got.x.sharding.spec == spec
+                assert_same(np.tril(got.x), np.tril(fn(symmetric.materialise())), 1e-6)

@@ -436,6 +436,8 @@ def _logical(*operands: Any, primitive: Any, **params: Any) -> Any:
 def _convert(x: Interval, *, primitive: Any, new_dtype: Any, **params: Any) -> Any:
     if jnp.issubdtype(new_dtype, jnp.bool_):
         return _compare(x, jnp.zeros((), x.dtype), primitive=lax.ne_p)
+    if jnp.issubdtype(new_dtype, jnp.complexfloating):
+        raise _refuse(primitive, "to complex numbers")
     params["new_dtype"] = new_dtype
     if not jnp.issubdtype(new_dtype, jnp.integer) or x.dtype == jnp.bool_:
         return _increasing(x, primitive=primitive, **params)

@@ -22,6 +22,7 @@ from jaxtyping import Array, Inexact
 import jaxrewrite
 
 from .._base.placement import is_manual, may_be_split
+from .._base.structured import placed_as
 
 
 class Triangle(NamedTuple):
@@ -82,8 +83,10 @@ def multiply_symmetric(
 
 def mirrored(a: Inexact[Array, "*batch n n"]) -> Any:
     """The symmetric matrix in the lower triangle of an array."""
-    lower = jnp.tri(a.shape[-1], dtype=bool)
-    return jnp.where(lower, a, jnp.swapaxes(a, -1, -2))
+    lower = jnp.broadcast_to(jnp.tri(a.shape[-1], dtype=bool), a.shape)
+    # JAX does not choose among several ways to split the result over explicit axes.
+    place = lambda x: placed_as(x, jax.typeof(a))
+    return jnp.where(place(lower), a, place(jnp.swapaxes(a, -1, -2)))
 
 
 def on_columns(

@@ -1536,6 +1536,7 @@ def test_bounds_that_rounding_has_exchanged():
         (lambda x: x.at[0].apply(jnp.negative), "no bounds of scatter that applies"),
         (lambda x: NUMBERS[x[0].astype(int)], "on Interval, which can't be made dense"),
         (lambda x: x.astype(int) // 2, "no bounds of div on integers"),
+        (jnp.fft.fft, "no bounds of convert_element_type to complex numbers"),
         (lambda x: x.at[x[0].astype(int)].set(1.0), "'scatter' on Interval, which can't"),
     ],
 )
