@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
 from .. import _compat
-from .._compat import Jaxpr, JaxprEqn, Literal, Primitive
+from .._compat import Jaxpr, JaxprEqn, Literal, Primitive, Var
 from .._core.avals import avals_of, mismatch
 from .._core.hooks import (
     ALL_PRIMITIVES,
@@ -118,6 +118,9 @@ def _literals(
     analysis: Callable[[type], Any], eqn: JaxprEqn, operands: Sequence[Any]
 ) -> Sequence[Any]:
     """The operands, with literals for numbers that the program computes of literals."""
+    is_power = eqn.primitive.name == "pow"
+    if not is_power and not any(map(_is_scalar_variable, operands)):
+        return operands
     if adopter_of(operands) is not None:
         return _with_numbers(analysis(Written), eqn, operands)
     return [_with_number(analysis(Written), x) if _varies(x) else x for x in operands]
@@ -126,8 +129,13 @@ def _literals(
 numbers.append(_literals)
 
 
+def _is_scalar_variable(x: Any) -> bool:
+    is_variable: bool = type(x) is Var
+    return is_variable and not x.aval.shape
+
+
 def _varies(x: Any) -> bool:
-    return not (is_value(x) or x.aval.shape) and bool(_compat.varying_axes(x.aval))
+    return _is_scalar_variable(x) and bool(_compat.varying_axes(x.aval))
 
 
 def adopter_of(operands: Iterable[Any]) -> Value | None:

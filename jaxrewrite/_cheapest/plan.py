@@ -29,8 +29,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._compat import JaxprEqn
-from .._core.record import Choice
 from .._core.value import Value
+from .._insight.report import Choice
 from .cut import SINK, SOURCE, Network
 
 

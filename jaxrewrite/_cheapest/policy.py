@@ -25,12 +25,12 @@ from .._core.caches import WeakCaches
 from .._core.dead_code import live_equations
 from .._core.dense import Reason, policy_on
 from .._core.errors import MaterialisationError
-from .._core.record import Choice
 from .._core.rewrite import Rewriter, Ways, handlers
 from .._core.site import Site, annotations_in, is_never
 from .._core.traces import Rewriting
 from .._core.value import Operand, Results, Value, is_value
 from .._insight import costs
+from .._insight.report import Choice
 from . import model
 from .derivative import emit_dense
 from .plan import Making, Plan, Use, plan

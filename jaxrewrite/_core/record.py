@@ -29,19 +29,6 @@ class MadeDense(NamedTuple):
     reason: Reason
 
 
-class Choice(NamedTuple):
-    """What a policy compared before it left an equation implicit, or made it dense.
-
-    The costs are seconds by a model: of the implicit equation, of the dense one, and of making
-    the values among its operands dense.
-    """
-
-    implicit: float
-    dense: float
-    making: float
-    is_dense: bool
-
-
 @dataclasses.dataclass(eq=False)
 class Record:
     """An equation that met a value, and its rewriting.
@@ -66,7 +53,7 @@ class Record:
     joined: list[tuple[str, Any, Any]] = dataclasses.field(default_factory=list)
     inner: list[Record] = dataclasses.field(default_factory=list)
     bodies: list[Body] = dataclasses.field(default_factory=list)
-    choice: Choice | None = None
+    choice: Any = None
 
 
 class Body(NamedTuple):

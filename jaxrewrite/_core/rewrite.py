@@ -27,10 +27,11 @@ from jax.ref import AbstractRef
 
 from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, SourceInfo, Var
-from .avals import avals_of, is_annotation
+from .avals import avals_of, is_annotation, values_inside
 from .builder import Builder
+from .dense import HIDING
 from .errors import add_note
-from .hooks import Analysis, OperandsHook, operands_hooks, primitives_of_passes
+from .hooks import Analysis, OperandsHook, operands_hooks, primitives_of_passes, turns
 from .record import Record
 from .settings import Settings
 from .site import Site, describe, is_hiding
@@ -263,16 +264,12 @@ class Rewriter(Builder):
             if self.recorder is not None:
                 record, start = self.recorder.begin(site, operands), len(self.eqns)
                 record.changed_by = changed_by
-            name, each_alone = site.primitive.name, site.primitive.multiple_results
-            # In a body each equation is asked this.
-            is_asked = name not in handlers and not (
-                each_alone and name in leafwise_handlers
-            )
-            if is_asked and any(map(is_annotation, operands)):
-                operands = site.annotated_alike(operands)
+            operands, flat = _seen(site, operands)
+            if record is not None:
+                record.operands = operands
             for way, by in ways or (
-                ("rule", _by_rule),
-                ("handler", handlers.get(name)),
+                ("rule", functools.partial(_by_rule, flat)),
+                ("handler", handlers.get(site.primitive.name)),
                 ("default", _by_default),
                 ("identity", _leafwise),
                 ("dense", _by_dense_operands),
@@ -300,7 +297,24 @@ class Rewriter(Builder):
 # --- the ways to rewrite an equation -------------------------------------------------
 
 
-def _by_rule(site: Site, operands: Sequence[Operand]) -> Results:
+def _seen(site: Site, operands: Sequence[Operand]) -> tuple[Sequence[Operand], Flat]:
+    """The operands as rules see them: an annotation inside may be outside, or make one dense."""
+    name, flat = site.primitive.name, Flat.of(operands, site.context)
+    inside = [y for x in flat.leaves if is_value(x) for y in (x, *values_inside(x))]
+    moves_each = site.primitive.multiple_results or len(operands) == 1
+    if not any(map(is_annotation, inside)) or (moves_each and name in leafwise_handlers):
+        return operands, flat
+    seen: list[Any] = list(operands)
+    for turn in turns:
+        seen = [turn(x) if is_value(x) else x for x in seen]
+    if name not in handlers or name == "jit":
+        kinds = tuple(type(x) for x in seen if is_value(x) and is_annotation(x))
+        dense = lambda x: site.materialise(x, HIDING, is_annotation)
+        seen = [dense(x) if is_hiding(x, kinds) else x for x in seen]
+    return seen, Flat.of(seen, site.context)
+
+
+def _by_rule(flat: Flat, site: Site, operands: Sequence[Operand]) -> Results:
     """Apply the first rule that does not decline."""
     if site.primitive.name in handlers:
         if site.primitive in primitives_of_passes:
@@ -308,9 +322,6 @@ def _by_rule(site: Site, operands: Sequence[Operand]) -> Results:
         for handler in before_rules:
             if (results := handler(site, list(operands))) is not NotImplemented:
                 return results
-    flat = Flat.of(operands, site.context)
-    if any(map(is_value, flat.leaves)) and any(map(is_hiding, operands)):
-        return NotImplemented
     result = site.builder.rewriting.by_rule(site, operands, flat)
     if site.builder.record is not None:
         site.builder.record.rule = result.rule
@@ -323,8 +334,7 @@ def _by_default(site: Site, operands: Sequence[Operand]) -> Results:
 
     A new reference holds an array in any case, and a trace of a default can't return one.
     """
-    is_for_arrays = any(isinstance(var.aval, AbstractRef) for var in site.outvars)
-    if is_for_arrays or any(map(is_hiding, operands)):
+    if any(isinstance(var.aval, AbstractRef) for var in site.outvars):
         return NotImplemented
     owner = owner_of_default(site.primitive, [type(x) for x in operands if is_value(x)])
     if owner is None:
@@ -364,7 +374,8 @@ def _by_dense_operands(site: Site, operands: Sequence[Operand]) -> Results:
         operands = [site.vary(x, atom.aval) for x, atom in pairs]
         rules = site.builder.rewriting.dense_primitives
         if site.primitive in rules and not site.is_in_rule:
-            for by in (_by_rule, handlers.get(site.primitive.name)):
+            by_rule = functools.partial(_by_rule, Flat.of(operands, site.context))
+            for by in (by_rule, handlers.get(site.primitive.name)):
                 results = NotImplemented if by is None else by(site, operands)
                 if results is not NotImplemented:
                     return results

@@ -17,7 +17,7 @@ from .. import _compat
 from .._compat import Atom, DropVar, Jaxpr, JaxprEqn, Primitive, SourceInfo, Var
 from .avals import aval_of, avals_of, children, is_adopted, is_annotation, values_inside
 from .builder import Applied, Rewritten
-from .dense import HIDING, NO_RULE, Reason, make_dense, materialised, policy_on
+from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from .errors import MaterialisationWarning, at_line
 from .notices import Notice
 from .traces import Flat, RuleResult
@@ -80,10 +80,15 @@ def _merged(x: Any) -> Any:
     return x._merged() if _is_to_merge(x) else x
 
 
-def is_hiding(x: Any) -> bool:
-    """Whether there is an annotation inside that rules of the type do not hold for."""
+def is_hiding(x: Any, kinds: tuple[type[Value], ...] = ()) -> bool:
+    """Whether there is an annotation inside that rules of the type do not hold for.
+
+    A rule for annotations of some kinds does not see one inside of another operand.
+    """
     is_structure = is_value(x) and not (is_annotation(x) or x._holds_stacked_leaves)
-    return is_structure and not all(inside._distributes for inside in values_inside(x))
+    return is_structure and any(
+        isinstance(y, kinds) or not y._distributes for y in values_inside(x)
+    )
 
 
 class Site(NamedTuple):
@@ -250,11 +255,15 @@ class Site(NamedTuple):
         inputs = [*builder.constants(traced.jaxpr, traced.consts), *flat.leaves]
         start = len(builder.eqns)
         results = builder.run(traced.jaxpr, inputs, self, targets)
-        # If a leaf is a value, these equations differ from the rule's trace. What is in an
-        # annotation may become dense here and elsewhere: compiled apart, it would differ.
+        # If a leaf is a value, these equations differ from the rule's trace. If they make what is
+        # in an annotation dense, so may others do, and compiled apart they would differ.
         added = () if self.is_in_rule else builder.eqns[start:]
-        is_around = any(is_annotation(x) and [*values_inside(x)] for x in operands)
-        if len(added) > 1 and not (is_around or any(map(is_value, flat.leaves))):
+        pairs: Iterable[Any] = zip(self.eqn.invars, operands, strict=False)
+        around = [(atom, x) for atom, x in pairs if is_annotation(x)]
+        shapes = {atom.aval.shape for atom, x in around if [*values_inside(x)]}
+        made: list[Any] = [v.aval for e in added[:-1] for v in e.outvars] if shapes else []
+        is_dense = any(aval.shape in shapes for aval in made)
+        if len(added) > 1 and not (is_dense or any(map(is_value, flat.leaves))):
             builder.applied.append(Applied(traced.jaxpr, inputs, results, added))
         returned = tree_unflatten(traced.out_tree, results)
         return [merged(x, self.call_on_arrays) for x in returned]
@@ -287,21 +296,7 @@ class Site(NamedTuple):
         self, operands: Sequence[Operand], is_enough: Enough = is_never
     ) -> list[Any]:
         """Make the operands of the equation dense, as the policy allows."""
-        return [
-            self.materialise(x, HIDING if is_hiding(x) else NO_RULE, is_enough)
-            for x in operands
-        ]
-
-    def annotated_alike(self, operands: Sequence[Operand]) -> Sequence[Operand]:
-        """Operands without an annotation inside that a rule sees in another one alone."""
-        kinds = [type(x) for x in operands if is_value(x) and is_annotation(x)]
-        is_seen = lambda a: any(issubclass(a, b) or issubclass(b, a) for b in kinds)
-        return [
-            self.materialise(x, NO_RULE, is_annotation)
-            if not is_annotation(x) and any(map(is_seen, annotations_in(x)))
-            else x
-            for x in operands
-        ]
+        return [self.materialise(x, NO_RULE, is_enough) for x in operands]
 
     def materialise(
         self, value: Operand, reason: Reason = NO_RULE, is_enough: Enough = is_never

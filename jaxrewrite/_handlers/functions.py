@@ -14,12 +14,11 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
 from .._compat import Primitive
-from .._core.avals import avals_of, children, is_annotation, rule_children
-from .._core.dense import HIDING
+from .._core.avals import avals_of, children, rule_children
 from .._core.rewrite import before_rules
 from .._core.rules import Declined, Failure, Rule, checks
 from .._core.settings import current_settings
-from .._core.site import Site, is_hiding
+from .._core.site import Site
 from .._core.traces import Flat, RuleResult, checked_result
 from .._core.value import is_value
 from .._functions.called import Called, check_is_staged, rules_at
@@ -49,12 +48,6 @@ _DEPTH = 2
 
 
 def function_handler(site: Site, operands: list[Any]) -> Any:
-    if site.primitive.name == "jit" and any(map(is_hiding, operands)):
-        seen = [
-            site.materialise(x, HIDING, is_annotation) if is_hiding(x) else x
-            for x in operands
-        ]
-        return site.builder.apply(site, seen)
     body = _compat.body_of(site.eqn)
     origin = None if body is None else _compat.origin_of(body)
     if origin is None or (site.is_in_rule and not any(map(is_value, operands))):

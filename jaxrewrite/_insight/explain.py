@@ -38,7 +38,7 @@ from .._staging.transform import (
     tables_of,
 )
 from . import costs
-from .report import Body, Choice, Declined, MadeDense, Report, RuleInfo, Step
+from .report import Body, Declined, MadeDense, Report, RuleInfo, Step
 
 
 def explain(
@@ -257,7 +257,7 @@ def _step(record: Record, live: Set[Any], times: int | None, caller: SourceLine)
         tuple(_steps_of(record.inner, live, times, line)),
         _covered(eqn),
         tuple(dict.fromkeys(cls.__name__ for cls in record.changed_by)),
-        None if record.choice is None else Choice(*record.choice),
+        record.choice,
     )
 
 

@@ -7,59 +7,42 @@ structure inside. What they say of the whole is what its ``materialise`` makes o
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 from jax.tree_util import tree_flatten, tree_structure, tree_unflatten
 
 import jaxrewrite
-from jaxrewrite.extend import ALL_PRIMITIVES, OperandsHook, register_operands_hook
-from jaxrewrite.primitives import IDENTITY
+from jaxrewrite.extend import register_turn
 
 from .._base.structured import fields_of, is_annotation, is_value
 from .declaration import Annotated
 
 
-class Outward(OperandsHook):
-    """Gives equations operands whose metadata are outside."""
-
-    primitives = ALL_PRIMITIVES
-
-    def __init__(self, analysis: Any) -> None:
-        # By the structure of a value.
-        self._are_to_turn: dict[Any, bool] = {}
-        self._outside: dict[Any, Any] = {}
-
-    def operands(self, eqn: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-        if eqn.primitive.name in IDENTITY:
-            return eqn, operands
-        turned = [self._turned(x) if self._is_to_turn(x) else x for x in operands]
-        return eqn, operands if all(map(operator.is_, turned, operands)) else turned
-
-    def _is_to_turn(self, x: Any) -> bool:
-        if not is_value(x) or x.outer > 0:
-            return False
-        treedef: Any = tree_structure(x)
-        if treedef.num_nodes == treedef.num_leaves + 1:
-            return False  # There is no value inside.
-        is_to_turn = self._are_to_turn.get(treedef)
-        if is_to_turn is None:
-            is_to_turn = self._are_to_turn[treedef] = _holds_metadata(x)
-        return is_to_turn
-
-    def _turned(self, x: Any) -> Any:
-        leaves, treedef = tree_flatten(x)
-        avals = tuple(leaf.aval for leaf in leaves)
-        outside = self._outside.get((treedef, avals))
-        if outside is None:
-            like = jax.eval_shape(_up_to_annotation, tree_unflatten(treedef, avals))
-            outside = self._outside[treedef, avals] = tree_structure(_hollow(like))
-        return tree_unflatten(outside, [_without(x)])
+def outward(x: Any) -> Any:
+    """A value, with what its fields carry around the whole."""
+    leaves, treedef = tree_flatten(x)
+    if is_annotation(x) or not _is_to_turn(treedef):
+        return x
+    outside = _outside(treedef, tuple(leaf.aval for leaf in leaves))
+    return tree_unflatten(outside, [_without(x)])
 
 
-register_operands_hook(Outward)
+register_turn(outward)
+
+
+@functools.lru_cache(1024)
+def _is_to_turn(treedef: Any) -> bool:
+    return _holds_metadata(tree_unflatten(treedef, [None] * treedef.num_leaves))
+
+
+@functools.lru_cache(1024)
+def _outside(treedef: Any, avals: tuple[Any, ...]) -> Any:
+    """The structure of what is around the whole, with a leaf in place of the array."""
+    like = jax.eval_shape(_up_to_annotation, tree_unflatten(treedef, avals))
+    return tree_structure(_hollow(like))
 
 
 def _holds_metadata(x: Any) -> bool:
