@@ -16,7 +16,6 @@ from ._core.hooks import (
     register_operands_hook as register_operands_hook,
     register_pass as register_pass,
     register_staging_hook as register_staging_hook,
-    register_turn as register_turn,
     unregister as unregister,
 )
 from ._core.notices import warn_from_rule as warn_from_rule

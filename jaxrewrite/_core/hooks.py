@@ -243,7 +243,6 @@ primitives_of_passes: set[Primitive] = set()
 staging_hooks: list[StagingHook] = []
 
 operands_hooks: list[type[OperandsHook]] = []
-turns: list[Callable[[Any], Any]] = []
 # Functions of `Rewriter.analysis`, an equation and operands: these, with literals for numbers.
 numbers: list[Callable[[Callable[..., Any], JaxprEqn, Sequence[Any]], Sequence[Any]]] = []
 
@@ -278,14 +277,9 @@ def register_operands_hook(hook: type[OperandsHook]) -> None:
     operands_hooks.append(hook)
 
 
-def register_turn(turn: Callable[[Any], Any]) -> None:
-    """Let a function give equations another form of a value around an annotation, or itself."""
-    turns.append(turn)
-
-
 def unregister(registered: Pass | ClassHook | StagingHook | type[OperandsHook]) -> None:
     """Take back a registration, in tests and notebooks. Programs that are kept stay."""
-    lists: list[Any] = [passes, staging_hooks, operands_hooks, turns, _ready, _waiting]
+    lists: list[Any] = [passes, staging_hooks, operands_hooks, _ready, _waiting]
     for known in lists:
         if registered in known:
             known.remove(registered)

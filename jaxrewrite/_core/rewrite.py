@@ -31,7 +31,7 @@ from .avals import avals_of, is_annotation, values_inside
 from .builder import Builder
 from .dense import HIDING
 from .errors import add_note
-from .hooks import Analysis, OperandsHook, operands_hooks, primitives_of_passes, turns
+from .hooks import Analysis, OperandsHook, operands_hooks, primitives_of_passes
 from .record import Record
 from .settings import Settings
 from .site import Site, describe, is_hiding
@@ -212,8 +212,10 @@ class Rewriter(Builder):
             if info is None:
                 info = infos[stack] = _compat.source_within(origin, eqn.source_info)
             operands = [x if type(x) is Literal else env.get(x, x) for x in eqn.invars]
-            outvars = [targets.get(var) or _fresh(var) for var in eqn.outvars]
-            env.update(zip(eqn.outvars, outvars, strict=True))
+            outvars = []
+            for var in eqn.outvars:
+                env[var] = targets.get(var) or _fresh(var)
+                outvars.append(env[var])
             if eqn.effects:
                 self.emit(eqn, operands, outvars, info)
                 continue
@@ -265,8 +267,6 @@ class Rewriter(Builder):
                 record, start = self.recorder.begin(site, operands), len(self.eqns)
                 record.changed_by = changed_by
             operands, flat = _seen(site, operands)
-            if record is not None:
-                record.operands = operands
             for way, by in ways or (
                 ("rule", functools.partial(_by_rule, flat)),
                 ("handler", handlers.get(site.primitive.name)),
@@ -284,7 +284,8 @@ class Rewriter(Builder):
                     leafwise = lambda value: site.map_leaves([value])[0]
                     hook.results(site.eqn, operands, results, leafwise)
             if record is not None:
-                record.results, record.added = results, self.eqns[start:]
+                record.operands, record.results = operands, results
+                record.added = self.eqns[start:]
         except Exception as error:
             add_note(error, describe(site, operands))
             raise
@@ -298,19 +299,20 @@ class Rewriter(Builder):
 
 
 def _seen(site: Site, operands: Sequence[Operand]) -> tuple[Sequence[Operand], Flat]:
-    """The operands as rules see them: an annotation inside may be outside, or make one dense."""
-    name, flat = site.primitive.name, Flat.of(operands, site.context)
+    """The operands as rules see them: dense up to an annotation that they hide."""
+    flat = Flat.of(operands, site.context)
     inside = [y for x in flat.leaves if is_value(x) for y in (x, *values_inside(x))]
-    moves_each = site.primitive.multiple_results or len(operands) == 1
-    if not any(map(is_annotation, inside)) or (moves_each and name in leafwise_handlers):
+    if not inside or not any(map(is_annotation, inside)):
         return operands, flat
-    seen: list[Any] = list(operands)
-    for turn in turns:
-        seen = [turn(x) if is_value(x) else x for x in seen]
-    if name not in handlers or name == "jit":
-        kinds = tuple(type(x) for x in seen if is_value(x) and is_annotation(x))
-        dense = lambda x: site.materialise(x, HIDING, is_annotation)
-        seen = [dense(x) if is_hiding(x, kinds) else x for x in seen]
+    name, moves_each = (
+        site.primitive.name,
+        site.primitive.multiple_results or len(operands) == 1,
+    )
+    if (name in handlers and name != "jit") or (moves_each and name in leafwise_handlers):
+        return operands, flat
+    kinds = tuple(type(x) for x in operands if is_value(x) and is_annotation(x))
+    dense = lambda x: site.materialise(x, HIDING, is_annotation)
+    seen = [dense(x) if is_hiding(x, kinds) else x for x in operands]
     return seen, Flat.of(seen, site.context)
 
 

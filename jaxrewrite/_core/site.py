@@ -235,9 +235,7 @@ class Site(NamedTuple):
         result = self.builder.rewriting.by_function(fn, key, flat, check)
         return self.inline_trace(result, flat, operands)
 
-    def inline_trace(
-        self, result: RuleResult, flat: Flat, operands: Sequence[Any] = ()
-    ) -> Any:
+    def inline_trace(self, result: RuleResult, flat: Flat, operands: Any = ()) -> Any:
         """Add the equations of the trace of a rule, and return its results."""
         traced = result.traced
         if traced is NotImplemented:
@@ -255,18 +253,21 @@ class Site(NamedTuple):
         inputs = [*builder.constants(traced.jaxpr, traced.consts), *flat.leaves]
         start = len(builder.eqns)
         results = builder.run(traced.jaxpr, inputs, self, targets)
-        # If a leaf is a value, these equations differ from the rule's trace. If they make what is
-        # in an annotation dense, so may others do, and compiled apart they would differ.
+        # If a leaf is a value, these equations differ from the rule's trace.
         added = () if self.is_in_rule else builder.eqns[start:]
-        pairs: Iterable[Any] = zip(self.eqn.invars, operands, strict=False)
-        around = [(atom, x) for atom, x in pairs if is_annotation(x)]
-        shapes = {atom.aval.shape for atom, x in around if [*values_inside(x)]}
-        made: list[Any] = [v.aval for e in added[:-1] for v in e.outvars] if shapes else []
-        is_dense = any(aval.shape in shapes for aval in made)
-        if len(added) > 1 and not (is_dense or any(map(is_value, flat.leaves))):
+        is_of_arrays = len(added) > 1 and not any(map(is_value, flat.leaves))
+        if is_of_arrays and not self._densifies(operands, added):
             builder.applied.append(Applied(traced.jaxpr, inputs, results, added))
         returned = tree_unflatten(traced.out_tree, results)
         return [merged(x, self.call_on_arrays) for x in returned]
+
+    def _densifies(self, operands: Sequence[Any], added: Sequence[JaxprEqn]) -> bool:
+        """Whether a rule makes what is in an annotation dense, which differs if compiled apart."""
+        pairs: Iterable[Any] = zip(self.eqn.invars, operands, strict=False)
+        is_around = lambda x: is_annotation(x) and bool([*values_inside(x)])
+        shapes = {atom.aval.shape for atom, x in pairs if is_around(x)}
+        made: Any = (v.aval for e in added[:-1] for v in e.outvars)
+        return bool(shapes) and any(aval.shape in shapes for aval in made)
 
     def call_on_arrays(self, fn: Callable[..., Any], leaves: Sequence[Any]) -> list[Any]:
         """Add the equations of a JAX function, from arrays to a list of arrays.

@@ -99,6 +99,10 @@ class Value(PyTree):
     # Whether rules of a type around it hold, which add up terms and leave out zeros.
     _distributes: ClassVar[bool] = True
 
+    # Whether the array has the numbers that it has without this. So what a field carries is
+    # said of the whole.
+    _is_said_of_the_whole: ClassVar[bool] = False
+
     # Whether programs see its dense array anyway, so that no policy stands in the way of that.
     _is_seen_dense: ClassVar[bool] = False
 

@@ -225,9 +225,7 @@ _lifting_all = bounded_cache(1024)
 
 def _lifts_all(value: Value) -> bool:
     """Whether each entry of a tangent comes back, as a multiple, from the leaves made of it."""
-    if not (
-        is_inexact(aval_of(value)) and _has_way_back(value) and _loses_its_layer(value)
-    ):
+    if not (is_inexact(aval_of(value)) and _has_way_back(value) and loses_its_layer(value)):
         return True  # There are no tangents, or none is projected, or they are no arrays.
     children, treedef = parts(value)
     like = aval_of(value).to_tangent_aval()
@@ -345,10 +343,10 @@ def can_be_dense(value: Value) -> bool:
     """Whether a value, on avals, can become dense."""
     children, _ = parts(value)
     inside = (can_be_dense(field) for field in children if is_value(field))
-    return all(inside) and _loses_its_layer(value)
+    return all(inside) and loses_its_layer(value)
 
 
-def _loses_its_layer(value: Value) -> bool:
+def loses_its_layer(value: Value) -> bool:
     """Whether a value becomes dense if the values among its children do, or are arrays."""
     children, treedef = parts(value)
     try:
@@ -616,7 +614,7 @@ def _as_dense_as_can_be(tangent: Any) -> Any:
     if can_be_dense(on_avals(tangent)):
         return materialise(tangent)
     children, treedef = parts(tangent)
-    if not _loses_its_layer(on_avals(tangent)):
+    if not loses_its_layer(on_avals(tangent)):
         return tree_unflatten(treedef, map(_as_dense_as_can_be, children))
     dense = lambda *children: tree_unflatten(treedef, children).materialise()
     return _as_dense_as_can_be(transform(dense, materialise="allow")(*children))

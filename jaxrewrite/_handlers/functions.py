@@ -6,6 +6,7 @@ runs under `jax.vmap`, on the elements that the operands stand for.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ from .._functions.recognise import (
 )
 from .._signatures import is_of_a_library
 from .derivatives import can_be_lifted, confinement, derivative, lift
+from .outward import outward
 from .stacking import element, element_like, in_slices, stacked_where
 
 
@@ -52,7 +54,11 @@ def function_handler(site: Site, operands: list[Any]) -> Any:
     origin = None if body is None else _compat.origin_of(body)
     if origin is None or (site.is_in_rule and not any(map(is_value, operands))):
         return NotImplemented
-    for called, rules in rules_at(site.settings.rules, origin).items():
+    rules_of = rules_at(site.settings.rules, origin)
+    turned = [outward(site, x) for x in operands] if rules_of else operands
+    if any(map(operator.is_not, turned, operands)):
+        return site.builder.apply(site, turned)
+    for called, rules in rules_of.items():
         domains = _domains(called, rules)
         counts = frozenset(len(rule.signature.operands) for rule in rules)
         is_recognised = False

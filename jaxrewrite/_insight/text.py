@@ -114,6 +114,7 @@ def decided(step: Step) -> str:
         return f"{step.decision} {with_short_location(step.rule)}{of}"
     return {
         "handler": "rewritten with its bodies",
+        "rule": "on operands with units around them",
         "identity": "each leaf is moved",
         "dense": "DENSE" if step.dense else "unchanged",
     }.get(step.decision, step.decision)

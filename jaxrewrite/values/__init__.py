@@ -13,7 +13,7 @@ from ._adapters import (
     merge as merge,
     stack_adapters as stack_adapters,
 )
-from ._annotations import outward as _outward, unitful_linalg as _unitful_linalg
+from ._annotations import unitful_linalg as _unitful_linalg
 from ._annotations.declaration import (
     Annotated as Annotated,
     annotation_rule as annotation_rule,

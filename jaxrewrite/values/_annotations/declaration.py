@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -112,10 +112,6 @@ class Annotated(Carrying):
 
     # An array that is itself a value meets other values as that value.
     rules_see_values = True
-
-    # Whether what an array in a field carries is carried by the whole, which has the numbers that
-    # it has without any.
-    _is_said_of_the_whole: ClassVar[bool] = False
 
     if TYPE_CHECKING:  # Each subclass has this field.
         array: Any

@@ -89,7 +89,6 @@ class Named(Annotated):
     """
 
     outer = 40
-    _is_said_of_the_whole = True
     _holds_its_own = False
 
     # Only the names are lost. Derivative rules get arrays without names.

@@ -67,7 +67,6 @@ class Tagged(Annotated):
     """
 
     outer = 50
-    _is_said_of_the_whole = True
 
     # Only the tags are lost. Derivative rules get arrays without tags.
     materialise_policy = "allow"

@@ -1,0 +1,51 @@
+"""What is said of a field of a value, said of the value, for rules for functions.
+
+A matrix of lengths on its diagonal is a diagonal matrix of lengths. A rule for its determinant takes
+logarithms, which a length has not. So where a function with rules is called, units are around the
+structure, and those of its result are known of them alone. What they are around the whole
+is what its ``materialise`` makes of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.tree_util import tree_map, tree_structure, tree_unflatten
+
+from .. import _compat
+from .._core.avals import children, is_annotation, values_inside
+from .._core.site import Site
+from .._core.value import is_value
+from .derivatives import loses_its_layer
+
+
+def outward(site: Site, x: Any) -> Any:
+    """A value with what its fields carry around the whole, where that says the same."""
+    if not is_value(x) or is_annotation(x):
+        return x
+    inside = list(values_inside(x))
+    carried = [y for y in inside if is_annotation(y)]
+    if not (carried and all(y._is_said_of_the_whole for y in carried)):
+        return x
+    if not all(loses_its_layer(y) for y in (x, *inside) if not is_annotation(y)):
+        return x  # Nothing tells what is said of the whole.
+    like = tree_map(_compat.Var, tree_map(_compat.leaf_aval, x))
+    dense = site.scratch().make_denser_until(like, is_enough=is_annotation)
+    return tree_unflatten(tree_structure(_hollow(dense)), [_without(x)])
+
+
+def _hollow(x: Any) -> Any:
+    """What is around an array, with a leaf in its place."""
+    if not is_annotation(x):
+        return 0
+    (array,), treedef = children(x)
+    return treedef.unflatten([_hollow(array)])
+
+
+def _without(x: Any) -> Any:
+    """The value without what is said of arrays inside."""
+    if not is_value(x):
+        return x
+    parts, treedef = children(x)
+    parts = [_without(part) for part in parts]
+    return parts[0] if is_annotation(x) else treedef.unflatten(parts)
