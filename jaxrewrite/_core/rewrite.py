@@ -302,7 +302,7 @@ def _seen(site: Site, operands: Sequence[Operand]) -> tuple[Sequence[Operand], F
     """The operands as rules see them: dense up to an annotation that they hide."""
     flat = Flat.of(operands, site.context)
     inside = [y for x in flat.leaves if is_value(x) for y in (x, *values_inside(x))]
-    if not inside or not any(map(is_annotation, inside)):
+    if not any(map(is_annotation, (*operands, *inside))):
         return operands, flat
     name, moves_each = (
         site.primitive.name,

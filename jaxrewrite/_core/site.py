@@ -81,14 +81,12 @@ def _merged(x: Any) -> Any:
 
 
 def is_hiding(x: Any, kinds: tuple[type[Value], ...] = ()) -> bool:
-    """Whether there is an annotation inside that rules of the type do not hold for.
-
-    A rule for annotations of some kinds does not see one inside of another operand.
-    """
-    is_structure = is_value(x) and not (is_annotation(x) or x._holds_stacked_leaves)
-    return is_structure and any(
-        isinstance(y, kinds) or not y._distributes for y in values_inside(x)
-    )
+    """Whether rules do not hold for an annotation inside, as those that see ``kinds`` alone."""
+    if not is_value(x) or is_annotation(x):
+        return False
+    is_seen = lambda y: any(isinstance(y, k) or issubclass(k, type(y)) for k in kinds)
+    hides = lambda y: is_seen(y) or not (y._distributes or x._holds_stacked_leaves)
+    return any(map(hides, values_inside(x)))
 
 
 class Site(NamedTuple):

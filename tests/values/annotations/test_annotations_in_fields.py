@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import jaxrewrite
+from jaxrewrite import Batched
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
     BlockDiagonal,
@@ -22,6 +23,7 @@ from jaxrewrite.values import (
     Masked,
     Named,
     Product,
+    Rescaled,
     Scaled,
     Sum,
     Symmetric,
@@ -275,6 +277,15 @@ def test_a_structure_around_an_annotation_beside_zeros(carry, fn):
     array = got.filled(0) if isinstance(got, Masked) else got.array
     want = fn(jnp.kron(jnp.eye(2), jnp.ones((2, 2))))
     assert_same(jaxrewrite.materialise(array), want, 1e-6)
+
+
+def test_elements_that_are_quantities_are_padded_with_zeros():
+    """A zero takes the units of the elements, which its rule does not see in their stack."""
+    weight = Rescaled(SQUARE, ROW[None])
+    element = jax.tree.map(lambda x: jnp.stack([x, x]), Unitful(weight, ""))
+    pad = lambda v: lax.pad(v, 0.0, ((0, 1, 0), (0, 2, 0)))
+    got = allowing(jax.vmap(pad))(Batched(element, 2))
+    assert_same(got, jnp.stack([pad(weight.materialise())] * 2), 1e-6)
 
 
 # --- what is inside of an annotation -----------------------------------------------------------
