@@ -310,7 +310,8 @@ def _seen(site: Site, operands: Sequence[Operand]) -> tuple[Sequence[Operand], F
     )
     if (name in handlers and name != "jit") or (moves_each and name in leafwise_handlers):
         return operands, flat
-    kinds = tuple(type(x) for x in operands if is_value(x) and is_annotation(x))
+    annotations = [x for x in operands if is_value(x) and is_annotation(x)]
+    kinds = () if name == "jit" else tuple(map(type, annotations))
     dense = lambda x: site.materialise(x, HIDING, is_annotation)
     seen = [dense(x) if is_hiding(x, kinds) else x for x in operands]
     return seen, Flat.of(seen, site.context)

@@ -85,8 +85,9 @@ def is_hiding(x: Any, kinds: tuple[type[Value], ...] = ()) -> bool:
     if not is_value(x) or is_annotation(x):
         return False
     is_seen = lambda y: any(isinstance(y, k) or issubclass(k, type(y)) for k in kinds)
-    hides = lambda y: is_seen(y) or not (y._distributes or x._holds_stacked_leaves)
-    return any(map(hides, values_inside(x)))
+    is_around = lambda y: any(map(is_annotation, values_inside(y)))
+    holds = lambda y: y._distributes or x._holds_stacked_leaves or is_around(y)
+    return any(is_seen(y) or not holds(y) for y in values_inside(x))
 
 
 class Site(NamedTuple):

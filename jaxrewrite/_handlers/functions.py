@@ -38,7 +38,7 @@ from .._functions.recognise import (
 )
 from .._signatures import is_of_a_library
 from .derivatives import can_be_lifted, confinement, derivative, lift
-from .outward import outward
+from .outward import BY_LOGARITHMS, outward
 from .stacking import element, element_like, in_slices, stacked_where
 
 
@@ -55,7 +55,8 @@ def function_handler(site: Site, operands: list[Any]) -> Any:
     if origin is None or (site.is_in_rule and not any(map(is_value, operands))):
         return NotImplemented
     rules_of = rules_at(site.settings.rules, origin)
-    turned = [outward(site, x) for x in operands] if rules_of else operands
+    is_turned = any(called.fn in BY_LOGARITHMS for called in rules_of)
+    turned = [outward(site, x) for x in operands] if is_turned else operands
     if any(map(operator.is_not, turned, operands)):
         return site.builder.apply(site, turned)
     for called, rules in rules_of.items():

@@ -1,15 +1,16 @@
-"""What is said of a field of a value, said of the value, for rules for functions.
+"""What is said of a field of a value, said of the value, for rules that take logarithms.
 
 A matrix of lengths on its diagonal is a diagonal matrix of lengths. A rule for its determinant takes
-logarithms, which a length has not. So where a function with rules is called, units are around the
-structure, and those of its result are known of them alone. What they are around the whole
-is what its ``materialise`` makes of them.
+logarithms, which a length has not. So where such a function is called, units are around the
+structure, and those of its result are known of them alone. What they are around the whole is what its
+``materialise`` makes of them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 from jax.tree_util import tree_map, tree_structure, tree_unflatten
 
 from .. import _compat
@@ -17,6 +18,10 @@ from .._core.avals import children, is_annotation, values_inside
 from .._core.site import Site
 from .._core.value import is_value
 from .derivatives import loses_its_layer
+
+
+BY_LOGARITHMS = (jnp.linalg.det,)
+"""Functions of quantities, computed by logarithms of numbers."""
 
 
 def outward(site: Site, x: Any) -> Any:

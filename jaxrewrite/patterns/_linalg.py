@@ -161,7 +161,10 @@ def logarithm_of_determinant(a: Any) -> Any:
 @rules.rewrite(lambda a: jnp.log(jnp.linalg.det(a)))
 def log_determinant(a: RealSquare):
     """``slogdet``: no overflow; not a number for negative determinants ([H]_, 14.6)."""
-    sign, logarithm = logarithm_of_determinant(a)
+    return on(of_positive, *logarithm_of_determinant(a))
+
+
+def of_positive(sign: Any, logarithm: Any) -> Any:
     return logarithm + jnp.where(sign < 0, jnp.nan, 0)
 
 

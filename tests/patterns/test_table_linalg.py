@@ -694,3 +694,13 @@ def test_the_cost_of_a_product_with_a_value_is_that_of_its_equations():
     )
     assert dense == (0, 2 * 8**3)
     assert of_rows == of_columns == (0, 8**2)
+
+
+def test_a_logarithm_of_a_determinant_of_tagged_numbers_has_the_tags():
+    run = jaxrewrite.transform(lambda a: jnp.log(det(a)), rules=TABLE, materialise="allow")
+    for matrix in (SPD, -regular(5)):
+        got = run(jaxrewrite.values.Tagged(jnp.asarray(matrix, jnp.float32), "a"))
+        assert got.tags == frozenset("a")
+        np.testing.assert_allclose(
+            got.array, jnp.log(det(jnp.asarray(matrix, jnp.float32))), rtol=1e-4
+        )
