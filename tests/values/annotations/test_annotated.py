@@ -1128,7 +1128,7 @@ def bounds_hold(compiled, centre, radius, where):
     lower, upper = centre - radius, centre + radius
     point = np.clip(centre + where * radius, lower, upper)
     for x in (lower, upper, point):
-        x[abs(x) < 1e-30] = 0  # XLA takes subnormal numbers for zero
+        x[abs(x) < 1e-12] = 0  # Some threads of XLA take subnormal powers for zero.
     # A quotient by an interval that ends in zero leaves out zero.
     ends_in_zero = (point == 0) & ((lower == 0) != (upper == 0))
     point = np.where(ends_in_zero, (lower + upper) / 2, point)
