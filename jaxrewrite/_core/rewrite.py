@@ -304,10 +304,8 @@ def _seen(site: Site, operands: Sequence[Operand]) -> tuple[Sequence[Operand], F
     inside = [y for x in flat.leaves if is_value(x) for y in (x, *values_inside(x))]
     if not any(map(is_annotation, (*operands, *inside))):
         return operands, flat
-    name, moves_each = (
-        site.primitive.name,
-        site.primitive.multiple_results or len(operands) == 1,
-    )
+    name = site.primitive.name
+    moves_each = site.primitive.multiple_results or len(operands) == 1
     if (name in handlers and name != "jit") or (moves_each and name in leafwise_handlers):
         return operands, flat
     annotations = [x for x in operands if is_value(x) and is_annotation(x)]

@@ -413,6 +413,8 @@ _NEUTRAL: dict[str, Callable[[Any], Any]] = {
     "cumprod": lambda dtype: 1,
     "cummax": lowest,
     "cummin": highest,
+    "pmax": lowest,
+    "pmin": highest,
     "cumlogsumexp": lowest,
 }
 
@@ -435,7 +437,8 @@ def _reduce(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> Any:
 
 @annotation_rule(Masked, "psum", "psum_invariant", "reduce_scatter")
 def _sum_over_devices(x: Masked, *, primitive: Any, **params: Any) -> Any:
-    array, count = (primitive.bind(part, **params) for part in (x.filled(0), _there(x)))
+    parts = x.filled(0), _numbers(~x.mask)
+    array, count = (primitive.bind(part, **params) for part in parts)
     terms, is_weighted = x.terms or (1, False)
     result = _finite(array, count == 0)
     return dataclasses.replace(result, terms=(_devices(**params) * terms, is_weighted))
@@ -452,13 +455,8 @@ def _devices(
 
 @annotation_rule(Masked, "pmax", "pmin")
 def _extremum_over_devices(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> Any:
-    filled = x.filled((lowest if primitive.name == "pmax" else highest)(x.dtype))
-    count = lax.psum(_there(x), axes, **params)
-    return _finite(primitive.bind(filled, axes=axes, **params), count == 0)
-
-
-def _there(x: Masked) -> Any:
-    return (~x.mask).astype(jnp.int32)
+    count = lax.psum(_numbers(~x.mask), axes, **params)
+    return _finite(_without(x, primitive, {"axes": axes, **params}), count == 0)
 
 
 @annotation_rule(Masked, "argmax", "argmin")

@@ -163,7 +163,7 @@ def disproved(
     arrays = tuple(map(_read, arrays))
     if all(isinstance(x, np.ndarray) for x in arrays):
         return not check(np, *arrays, *static)
-    return not at_once(functools.partial(_passes, check, static), *arrays)
+    return not on_known(functools.partial(_passes, check, static), *arrays)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -194,7 +194,7 @@ def differs(dense: Any, structured: Callable[[Any], Any]) -> bool:
         dense = jnp.asarray(dense)
         return _is_dense_of(structured(dense), dense)
 
-    return not at_once(is_same, dense)
+    return not on_known(is_same, dense)
 
 
 @jax.jit
@@ -269,7 +269,7 @@ def is_linear_cast(x: Any, dtype: Any) -> bool:
     return inexact(x) and jnp.issubdtype(dtype, jnp.inexact) and not narrowed
 
 
-def at_once(fn: Callable[..., Any], *known: Any) -> Any:
+def on_known(fn: Callable[..., Any], *known: Any) -> Any:
     """A function of arrays whose numbers are known, even while JAX traces, on any mesh."""
     no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
     with jax.ensure_compile_time_eval(), no_mesh:
@@ -279,7 +279,7 @@ def at_once(fn: Callable[..., Any], *known: Any) -> Any:
 def on_numbers(primitive: Any, params: Any, *numbers: Any) -> np.ndarray:
     """Evaluate a primitive on known numbers."""
     fn = lambda *numbers: primitive.bind(*map(jnp.asarray, numbers), **params)
-    return np.asarray(at_once(fn, *numbers))
+    return np.asarray(on_known(fn, *numbers))
 
 
 def is_zero_at(primitive: Any, params: Any, *numbers: Any) -> bool:

@@ -30,7 +30,7 @@ from jaxrewrite import register
 from jaxrewrite._display import brief
 
 from .._base.sizes import are_known, least_bound
-from .._base.structured import at_once, concrete, is_known, zero_unless
+from .._base.structured import concrete, is_known, on_known, zero_unless
 from .matrix import Matrix, apply_dense
 from .monomial import Diagonal, Identity
 from .sparse_products import is_vector, product, transposed_product
@@ -178,7 +178,7 @@ class Sparse(Matrix):
         if format not in ("bcoo", "bcsr", "bcsc"):
             raise ValueError(f"Sparse: format is {format!r}, not 'bcoo', 'bcsr' or 'bcsc'.")
         if is_known(w):
-            count = int(at_once(_most_entries, w))
+            count = int(on_known(_most_entries, w))
             nse = count if nse is None else nse
             if count > nse:
                 raise ValueError(f"Sparse: nse is {nse}, but w has {count} entries.")

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import ArrayLike
 
@@ -222,7 +223,7 @@ def checked_weight(cls: str, w: Any) -> Any:
     w = jaxrewrite.materialise(w)
     if not jnp.issubdtype(jnp.result_type(w), jnp.floating):
         raise ValueError(f"{cls}: `w` must be real floating; got {jnp.result_type(w)}.")
-    if disproved(_are_finite, w):
+    if disproved(_are_finite, w if isinstance(w, jax.Array) else np.asarray(w)):
         raise ValueError(f"{cls}: `w` has entries that are infinite or NaN.")
     return jnp.asarray(w)
 

@@ -138,18 +138,18 @@ def test_a_type_that_is_never_dense_has_what_its_rules_see():
             raise TypeError("too large")
 
     rules = jaxrewrite.Rules()
-    rules.register(jnp.trace)(of_never(Never))
-    got = jaxrewrite.transform(jnp.trace, rules=rules, materialise="forbid")(
+    rules.register(jnp.linalg.det)(of_never(Never))
+    got = jaxrewrite.transform(jnp.linalg.det, rules=rules, materialise="forbid")(
         Never(Unitful(SQUARE, "m"))
     )
     assert got.units == Units("m")
 
 
 def of_never(cls):
-    def trace(v: cls) -> jax.Array:
+    def total(v: cls) -> jax.Array:
         return v.x.sum()
 
-    return trace
+    return total
 
 
 def test_units_that_do_not_fit_are_an_error():
@@ -173,6 +173,10 @@ def test_gradients_through_what_moved_outside():
     slope = jax.grad(allowing(fn))(Diagonal(Unitful(ROW, "m")), u)
     want = jax.grad(lambda d: ((d * ROW).sum()) ** 2)(ROW)
     assert_same(slope.d.array, want, 1e-5)
+    volume = lambda v, u: jnp.linalg.det(v) / u**3
+    slope = jax.grad(allowing(volume))(Diagonal(Unitful(ROW, "m")), u)
+    assert_same(slope.d.array, jax.grad(jnp.prod)(ROW), 1e-5)
+    assert "det(Unitful" in str(jaxrewrite.explain(volume)(Diagonal(Unitful(ROW, "m")), u))
 
 
 # --- masks --------------------------------------------------------------------------------

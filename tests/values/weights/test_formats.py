@@ -165,6 +165,8 @@ def test_codes_of_a_checkpoint():
         (lambda: Float8.quantise(normal(4, 4), "float16"), "or float8_e5m2; got float16"),
         (lambda: Float8.quantise(normal(4, 4), "float9"), "or float8_e5m2; got float9"),
         (lambda: Float8.quantise(normal(4, 4).at[0].set(jnp.inf)), "infinite or NaN"),
+        (lambda: Float8.quantise(np.float32("nan")), "infinite or NaN"),
+        (lambda: Float8.quantise(np.full((2, 2), np.inf, np.float32)), "infinite or NaN"),
         (lambda: Float8.quantise(normal(4, 4), block=3), "whole blocks"),
         (lambda: Float8.quantise(normal(4, 4), axis=0, block=2), "not both"),
         (lambda: Float8.quantise(normal(4, 4), axis=2), "Float8: `axis` 2 is not an axis"),
