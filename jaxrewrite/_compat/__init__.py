@@ -62,6 +62,7 @@ from .jaxprs import (
     origin_of_function as origin_of_function,
     rename_effects as rename_effects,
     trace_program as trace_program,
+    trace_rule as trace_rule,
     trace_to_jaxpr as trace_to_jaxpr,
     unnamed as unnamed,
     variable_of as variable_of,
@@ -149,9 +150,11 @@ from .unions import choices_of as choices_of
 from .wrappers import (
     JAXPRS as JAXPRS,
     ForwardRule as ForwardRule,
+    has_own_rule as has_own_rule,
     is_bookkeeping as is_bookkeeping,
     is_wrapped_function as is_wrapped_function,
     same_derivatives as same_derivatives,
+    with_own_rule as with_own_rule,
     without_dead_code_wrapper as without_dead_code_wrapper,
 )
 

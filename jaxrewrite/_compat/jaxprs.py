@@ -332,6 +332,14 @@ def trace_to_jaxpr(
     return constants_first(jaxpr), list(consts)
 
 
+def trace_rule(fn: Callable[..., Sequence[Any]], jaxpr: Jaxpr, num_consts: int) -> Any:
+    """Trace ``fn`` in place of a rule's jaxpr; returns a jaxpr and its constants, as JAX does."""
+    avals = [var.aval for var in constants_first(jaxpr).invars[num_consts:]]
+    debug_info = unnamed(jaxpr.debug_info)
+    traced, _, consts = trace_to_jaxpr_dynamic(wrap_init(fn, debug_info=debug_info), avals)
+    return traced, consts
+
+
 # A function of the user's program is traced as the user has it.
 trace_program = functools.partial(trace_to_jaxpr, mode=contextlib.nullcontext)
 

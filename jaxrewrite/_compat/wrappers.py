@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -17,7 +17,7 @@ from jax._src.core import Trace, TraceTag
 
 # The wrapper and the debug info that trace_to_jaxpr_dynamic takes. WrappedFun: derivative
 # rules are wrapped so in the parameters of an equation.
-from jax._src.linear_util import WrappedFun
+from jax._src.linear_util import WrappedFun, wrap_init
 
 from .types import ClosedJaxpr, Jaxpr, JaxprEqn, ShapedArray
 
@@ -89,6 +89,30 @@ class ForwardRule:
         """Let the backward rule read the residuals of this choice, for which it was traced."""
         if self._structure() != self._structures[tuple(perturbed)]:
             self.trace(perturbed)
+
+
+# The parameter with the rule that JAX runs first, by the primitive of a function that has one.
+_RULES = {"custom_jvp_call": "jvp_jaxpr_fun", "custom_vjp_call": "fwd_jaxpr_thunk"}
+
+
+def has_own_rule(eqn: JaxprEqn) -> bool:
+    """Whether an equation calls a function with a derivative rule of its own."""
+    return eqn.primitive.name in _RULES
+
+
+def with_own_rule(
+    eqn: JaxprEqn, change: Callable[[Jaxpr, Sequence[Any]], tuple[Jaxpr, Sequence[Any]]]
+) -> JaxprEqn:
+    """The equation with another jaxpr and other constants of its rule, whenever JAX traces it."""
+    name = _RULES[eqn.primitive.name]
+    rule = eqn.params[name]
+
+    def changed(*which_operands: bool) -> Any:
+        jaxpr, consts, *rest = rule.call_wrapped(*which_operands)
+        return (*change(jaxpr, consts), *rest)
+
+    changed_rule = wrap_init(changed, debug_info=rule.debug_info)
+    return eqn.replace(params={**eqn.params, name: changed_rule})
 
 
 def _forget(thunk: WrappedFun, perturbed: tuple[bool, ...]) -> None:

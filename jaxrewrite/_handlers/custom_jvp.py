@@ -21,9 +21,9 @@ from .._core.rewrite import handlers
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
 from .._core.value import ArrayOrValue, Operand, Results, is_value
-from .._staging.closures import resolve
+from .._staging.closures import run_rule
 from .._staging.materialise import materialise
-from .._staging.program import function_of, run_on_values
+from .._staging.program import function_of
 from .adapters import MakeDense
 from .derivatives import (
     bring_primals,
@@ -116,15 +116,12 @@ def _apply_rule(
     with use_settings(settings.of_traced()):
         jaxpr, consts, zero_results = params["jvp_jaxpr_fun"].call_wrapped(*is_zero)
     inputs = [
-        *resolve(consts, settings, site),
         *operands[params["num_consts"] :],
         *(t for t, zero in zip(tangents, is_zero, strict=True) if not zero),
     ]
     # Tangents become dense in the form in which they are lifted, whatever the policy.
     dense = [*map(is_array, structures), *(False for zero in zero_results if not zero)]
-    out = run_on_values(
-        settings, _compat.constants_first(jaxpr), inputs, site, MakeDense(tuple(dense))
-    )
+    out = run_rule(settings, site, jaxpr, consts, inputs, MakeDense(tuple(dense)))
     results = bring_primals(out[: len(structures)], structures, recompute)
     # Where no operand has a tangent no result has one, whatever the rule computes.
     if _are_zero(leaf_tangents):

@@ -24,7 +24,7 @@ from .._core.rewrite import handlers
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
-from .._staging.closures import resolve
+from .._staging.closures import run_rule
 from .._staging.program import function_of, run_on_values
 from .adapters import MakeDense
 from .derivatives import (
@@ -180,13 +180,8 @@ def _apply_forward(
     with use_settings(settings.of_traced()):
         jaxpr, consts, num_computed, forwarded = rule.trace(nonzero)
     dense = [*[False] * num_computed, *map(is_array, structures)]
-    out = run_on_values(
-        settings,
-        _compat.constants_first(jaxpr),
-        [*resolve(consts, settings, site), *operands],
-        site,
-        MakeDense(tuple(dense)),
-    )
+    leaving = MakeDense(tuple(dense))
+    out = run_rule(settings, site, jaxpr, consts, operands, leaving)
     computed = iter(out[:num_computed])
     offset = site.params["num_consts"]
     residuals = [next(computed) if i is None else operands[i - offset] for i in forwarded]

@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import threading
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
+import jax
 from jax.tree_util import PyTreeDef, tree_unflatten
 
 from .. import _compat
-from .._compat import Jaxpr, Var
+from .._compat import Jaxpr, JaxprEqn, Var
+from .._core.bodies import Adapter
+from .._core.rewrite import Rewriter
 from .._core.settings import Settings
 from .._core.site import Site
-from .._core.value import ArrayOrValue
+from .._core.value import ArrayOrValue, is_value
 from .program import run_on_values
 
 
@@ -89,12 +93,57 @@ def run_of(staging: Staging, leaves: Sequence[Any]) -> Iterator[None]:
         _running.frames.pop()
 
 
-def resolve(consts: Sequence[Any], settings: Settings, site: Site) -> list[Any]:
-    """Replace the tracers of ended stagings among the constants of a rule."""
-    return [_resolved(const, settings, site) for const in consts]
+def run_rule(
+    settings: Settings,
+    site: Site,
+    jaxpr: Jaxpr,
+    consts: Sequence[Any],
+    operands: Sequence[Any],
+    leaving: Adapter,
+) -> list[Any]:
+    """Run a rule on values, with those of this call in place of the tracers that it closes over."""
+    inputs = [*_resolved(consts, settings, site), *operands]
+    jaxpr = _compat.constants_first(jaxpr)
+    differentiated = functools.partial(with_arrays_of_call, settings, site.builder)
+    return run_on_values(settings, jaxpr, inputs, site, leaving, differentiated)
 
 
-def _resolved(const: object, settings: Settings, site: Site) -> object:
+def with_arrays_of_call(settings: Settings, builder: Rewriter, eqn: JaxprEqn) -> JaxprEqn:
+    """The equation; of a function with a rule, one whose rule gets the arrays of this call.
+
+    It is for an equation on arrays, which stays as it is. Others run their rules on values.
+    """
+    if not _compat.has_own_rule(eqn):
+        return eqn
+    site = Site(builder, eqn, eqn.outvars)
+
+    def of_call(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Jaxpr, Sequence[Any]]:
+        resolved = _resolved(consts, settings, site)
+        if not any(map(operator.is_not, resolved, consts)):
+            return jaxpr, consts
+
+        def rule(*operands: jax.Array) -> list[Any]:
+            return run_rule(settings, site, jaxpr, resolved, operands, _dense)
+
+        traced, arrays = _compat.trace_rule(rule, jaxpr, len(consts))
+        # The rule may call the function itself, which second derivatives differentiate.
+        eqns = [with_arrays_of_call(settings, builder, eqn) for eqn in traced.eqns]
+        return traced.replace(eqns=eqns), arrays
+
+    return _compat.with_own_rule(eqn, of_call)
+
+
+def _dense(site: Site, results: Sequence[Any]) -> list[Any]:
+    """What a rule returns for arrays is dense, whatever the policy."""
+    return [site.make_denser_until(x) if is_value(x) else x for x in results]
+
+
+def _resolved(consts: Sequence[Any], settings: Settings, site: Site) -> list[Any]:
+    """The constants of a rule, with arrays and values for the tracers of ended stagings."""
+    return [_of_call(const, settings, site) for const in consts]
+
+
+def _of_call(const: object, settings: Settings, site: Site) -> object:
     var = _compat.variable_of(const)
     if var is not None:
         for staging, leaves in reversed(_running.frames):

@@ -43,6 +43,7 @@ class Program:
         "_applied",
         "_closed",
         "_constants",
+        "_differentiated",
         "_eager",
         "_needs_64_bits",
         "_steps",
@@ -52,7 +53,11 @@ class Program:
     )
 
     def __init__(
-        self, jaxpr: Jaxpr, consts: Sequence[Any], applied: Sequence[Applied] = ()
+        self,
+        jaxpr: Jaxpr,
+        consts: Sequence[Any],
+        applied: Sequence[Applied] = (),
+        differentiated: Callable[[JaxprEqn], JaxprEqn] | None = None,
     ):
         self.jaxpr = jaxpr
         self.consts = list(consts)
@@ -62,6 +67,8 @@ class Program:
             i for i, x in enumerate(jaxpr.outvars) if type(x) is Literal or x in constants
         ]
         self._applied = applied
+        # How an equation with a derivative rule of its own runs where JAX differentiates it.
+        self._differentiated = differentiated
         self._steps: list[Step] | None = None
         self._eager: _Steps | None = None
         self._traced: _Steps | None = None
@@ -90,13 +97,19 @@ class Program:
                     self._eager = _Steps(self.jaxpr, self._steps)
                 return self._plain(self._eager.run(operands))
             if self._traced is None:
-                by_line = in_lines(self._steps, self.jaxpr.outvars)
+                steps = map(self._under_trace, self._steps)
+                by_line = in_lines([*steps], self.jaxpr.outvars)
                 self._traced = _Steps(self.jaxpr, by_line)
             return self._plain(self._traced.run_under_trace(operands))
         if self._is_called():
             return self._call(operands)
         with collector.paused():
             return _compat.inline_into_current_trace(self.jaxpr, operands)
+
+    def _under_trace(self, step: Step) -> Step:
+        if self._differentiated is None or not _compat.has_own_rule(step.eqn):
+            return step
+        return step._replace(call=_binding(self._differentiated(step.eqn)))
 
     def _plain(self, results: list[Any]) -> list[Any]:
         """Results, with arrays of NumPy for the constants among them.
@@ -152,11 +165,13 @@ def run_on_values(
     operands: Sequence[Any],
     site: Site,
     leaving: Adapter | None = None,
+    differentiated: Callable[[JaxprEqn], JaxprEqn] | None = None,
 ) -> list[Any]:
     """Rewrite a jaxpr without constants for values, on behalf of ``site``, and run it."""
     rewritten = rewrite_jaxpr(site, jaxpr, operands, leaving=leaving, settings=settings)
     warn(site.passed_on(rewritten.warnings))
-    results = Program(rewritten.jaxpr, rewritten.consts)(tree_leaves(list(operands)))
+    program = Program(rewritten.jaxpr, rewritten.consts, differentiated=differentiated)
+    results = program(tree_leaves(list(operands)))
     return tree_unflatten(rewritten.out_tree, results)
 
 

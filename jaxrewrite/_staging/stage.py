@@ -7,6 +7,7 @@ rewritten for the values that were passed.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +39,7 @@ from .._core.site import describe_operand
 from .._core.traces import Rewriting
 from .._core.value import Operand, is_value
 from . import collector
-from .closures import Staging, run_of
+from .closures import Staging, run_of, with_arrays_of_call
 from .donation import without_shared_donations
 from .program import Program
 
@@ -142,14 +143,21 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         settings.recorder.add_program(jaxpr, program)
     warn(rewritten.warnings)
     statics = [x.leaf if s else None for x, s in zip(leaves, is_static, strict=True)]
+    staging = _staging(traced, consts, inputs.likes)
+    of_call = functools.partial(with_arrays_of_call, settings, builder)
     return Staged(
-        Program(program, rewritten.consts, rewritten.applied),
+        Program(
+            program,
+            rewritten.consts,
+            rewritten.applied,
+            differentiated=None if staging is None else of_call,
+        ),
         inputs.positions,
         out.tree,
         items_tree if any(map(is_value, items)) else None,
         statics if any(is_static) else None,
         [i for i, s in enumerate(is_static) if not s],
-        _staging(traced, consts, inputs.likes),
+        staging,
         any(map(is_leafless, tree_leaves(items, is_leafless))),
         out.changing,
     )

@@ -1000,7 +1000,41 @@ def closing_over_forward(w, x):
     return f(x)
 
 
-@pytest.mark.parametrize("fn", [closing_over, closing_over_forward])
+def closing_over_alone(w, x):
+    """The rule closes over a value, and the function does not."""
+    column = jnp.ones(w.shape[1])
+
+    @jax.custom_jvp
+    def f(y):
+        return 3 * y
+
+    @f.defjvp
+    def _(primals, tangents):
+        return f(primals[0]), (w @ (column * tangents[0])).sum()
+
+    return f(x)
+
+
+def closing_over_forward_alone(w, x):
+    t = jnp.sin(w).sum()
+
+    @jax.custom_vjp
+    def f(y):
+        return 3 * y
+
+    f.defvjp(lambda y: (f(y), t), lambda t, ct: (10 * t * ct,))
+    return f(f(x))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        closing_over,
+        closing_over_forward,
+        closing_over_alone,
+        closing_over_forward_alone,
+    ],
+)
 def test_rules_may_close_over_arrays_of_the_function(fn, no_leak_checks):
     """Plain JAX allows this too, if those arrays are not differentiated."""
     transformed = allow(fn)
@@ -1013,6 +1047,25 @@ def test_rules_may_close_over_arrays_of_the_function(fn, no_leak_checks):
         close(jax.jit(lambda v: jax.grad(lambda x: transformed(v, x))(2.0))(v), want)
         close(jax.vmap(jax.grad(implicit))(jnp.full(3, 2.0)), jnp.full(3, want))
         close(allow(jax.grad(fn, 1))(v, 2.0), want)
+
+
+def test_second_derivatives_of_a_rule_that_closes_over_a_value(no_leak_checks):
+    """The rule calls the function, whose rule it is."""
+
+    def fn(w, x):
+        @jax.custom_jvp
+        def f(y):
+            return jnp.sin(y)
+
+        @f.defjvp
+        def _(primals, tangents):
+            return f(*primals), (w @ tangents[0]) * f(*primals)
+
+        return f(x).sum()
+
+    w, x = values.Diagonal(jnp.array([2.0, 3.0])), jnp.array([1.0, 1.5])
+    implicit = lambda x: transform(fn, materialise="forbid")(w, x)
+    close(jax.hessian(implicit)(x), jax.hessian(lambda x: fn(w.materialise(), x))(x))
 
 
 def sine_times(by_jvp):
