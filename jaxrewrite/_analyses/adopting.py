@@ -139,12 +139,16 @@ def _varies(x: Any) -> bool:
 
 
 def adopter_of(operands: Iterable[Any]) -> Value | None:
-    """The first value that adopts arrays, among the operands and their fields, or ``None``."""
+    """The first value that adopts arrays, among the operands and inside of them, or ``None``."""
     for x in operands:
         if is_value(x):
             adopter = x if adopts(x) else adopter_of(vars(x).values())
-            if adopter is not None:
-                return adopter
+        elif isinstance(x, (tuple, list)):
+            adopter = adopter_of(x)
+        else:
+            continue
+        if adopter is not None:
+            return adopter
     return None
 
 

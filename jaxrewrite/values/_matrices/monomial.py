@@ -216,7 +216,9 @@ def svd_of_spectrum(values: Any, vectors: Any) -> tuple[Any, Any, Any]:
 def _phase(x: Any) -> Any:
     """The number of magnitude 1 that x has as a factor; 1 for zero."""
     size = abs(x)
-    divisor = jnp.where(size > 0, size, 1).astype(x.dtype)
+    if not jnp.iscomplexobj(x):
+        return jnp.where(size > 0, jnp.sign(x), 1)
+    divisor = jnp.where(size > 0, size, 1).astype(x.dtype)  # The sign has no derivative.
     return jnp.where(size > 0, x / divisor, 1)
 
 
