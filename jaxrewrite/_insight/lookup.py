@@ -28,7 +28,7 @@ from .._patterns.pattern import Pattern
 from .._patterns.rules import patterns_of
 from .._signatures import completed, known
 from .explain import concerns, explain, info_of, info_of_default, missing_rule
-from .report import RuleInfo
+from .report import MadeDense, RuleInfo
 from .text import table
 
 
@@ -211,8 +211,8 @@ class Which:
     primitive, operands
         The primitive, and the types of its operands, with avals where they are known.
     decision
-        As for `Step`; ``"unknown"`` if only types were given and several rules match, as a
-        rule may decline.
+        As for `Step`. With types alone it is ``"rule"`` if one rule matches, and ``"unknown"`` if
+        several do: a rule may decline.
     rule
         The rule that answers, or the first that is asked if only types were given.
     others
@@ -221,6 +221,9 @@ class Which:
         If no rule answers: the first lines of one that would.
     changed_by
         The names of the passes and of the hooks for operands that change the equation first.
+    dense
+        The values that become dense for it, also those inside of an operand, whose rules are
+        asked by the one that answers. It is empty if only types were given.
     """
 
     primitive: str
@@ -230,6 +233,7 @@ class Which:
     others: tuple[tuple[RuleInfo, str], ...]
     missing: str
     changed_by: tuple[str, ...] = ()
+    dense: tuple[MadeDense, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.primitive} on ({', '.join(self.operands)}): {self.decision}"]
@@ -243,6 +247,12 @@ class Which:
                 "  this rule would answer:",
                 *("    " + x for x in self.missing.split("\n")),
             ]
+        elif self.decision != "dense":
+            for made_dense in self.dense:
+                lines += [
+                    f"  inside, {made_dense.type}:{made_dense.aval} becomes dense: {made_dense.why}",
+                    *("    " + x for x in made_dense.repair.split("\n")),
+                ]
         return "\n".join(lines)
 
 
@@ -386,9 +396,12 @@ def _by_operands(primitive: Primitive, operands: Sequence[Any], params: Any) -> 
     steps = [step for step in report.tree if step.primitive == primitive.name]
     kinds = tuple(map(type_of, operands))
     matching = _rules_matching(current_settings().rules, primitive, kinds)
+    dense = tuple(made_dense for _, made_dense in report.dense)
     if not steps:
         changed_by = report.passes
-        return Which(primitive.name, report.arguments, "dense", None, (), "", changed_by)
+        return Which(
+            primitive.name, report.arguments, "dense", None, (), "", changed_by, dense
+        )
     (step,) = steps
     others = [(d.rule, d.why) for d in step.declined]
     known = {step.rule, *(rule for rule, _ in others)}
@@ -403,6 +416,7 @@ def _by_operands(primitive: Primitive, operands: Sequence[Any], params: Any) -> 
         tuple(others),
         missing,
         step.changed_by,
+        dense,
     )
 
 

@@ -158,6 +158,19 @@ def test_which_rule_answers_and_why_not_the_others():
     )
 
 
+def test_what_becomes_dense_inside_of_an_annotation_is_told():
+    v = jaxrewrite.values.Tagged(Diagonal(jnp.ones(3)), "a")
+    found = which("sort", v, dimension=1, is_stable=True, num_keys=1)
+    assert (found.decision, found.missing) == ("rule", "")
+    assert [(x.type, x.aval) for x in found.dense] == [("Diagonal", "f32[3,3]")]
+    assert "inside, Diagonal:f32[3,3] becomes dense" in str(found)
+    assert 'register("sort")' in str(found)
+    assert which("neg", v).dense == ()
+    at_once = which("sort", Diagonal(jnp.ones(3)), dimension=1, is_stable=True, num_keys=1)
+    assert [x.type for x in at_once.dense] == ["Diagonal"]
+    assert "inside" not in str(at_once)
+
+
 def test_rules_that_another_one_comes_before_are_told():
     others = [why for _, why in which("neg", Zero((3, 3))).others]
     assert others == ["a rule before it answers"]
