@@ -54,7 +54,10 @@ def _expansion(
     return body
 
 
-def polynomial(x: jax.Array, *coefficients: jax.Array) -> list[Any]:
+def polynomial(
+    x: jax.Array, *coefficients: jax.Array, unroll: int | None = None
+) -> list[Any]:
+    """The products and sums, one after the other, whatever ``unroll`` says of a loop of them."""
     *rest, result = coefficients
     for coefficient in reversed(rest):
         result = result * x + coefficient

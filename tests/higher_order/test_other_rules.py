@@ -151,6 +151,15 @@ def test_a_matrix_stays_one_in_a_polynomial():
 
 
 @pytest.mark.skipif(not hasattr(lax, "polynomial"), reason="This JAX has a loop instead")
+def test_a_polynomial_whose_loop_is_unrolled():
+    """As the functions of `jax.scipy.special` write it."""
+    v = Toeplitz(X[0], X[0])
+    fn = lambda x: lax.polynomial(x, [jnp.float32(c) for c in (3, -2, 1)], unroll=16)
+    got = transform(fn, materialise="forbid")(v)
+    np.testing.assert_allclose(got.materialise(), fn(v.materialise()), rtol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(lax, "polynomial"), reason="This JAX has a loop instead")
 def test_a_polynomial_keeps_the_context_of_its_equation():
     """Here metadata, which those of the next program lack."""
     masked, c = Masked(X, X > 0.5), jnp.array([3.0, -2.0, 1.0])
