@@ -107,7 +107,12 @@ class Program:
             return _compat.inline_into_current_trace(self.jaxpr, operands)
 
     def _under_trace(self, step: Step) -> Step:
-        if self._differentiated is None or not _compat.has_own_rule(step.eqn):
+        is_compiled = step.is_jitted  # Then the equation may be one of several.
+        if (
+            self._differentiated is None
+            or is_compiled
+            or not _compat.has_own_rule(step.eqn)
+        ):
             return step
         return step._replace(call=_binding(self._differentiated(step.eqn)))
 

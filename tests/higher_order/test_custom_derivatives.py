@@ -1068,6 +1068,28 @@ def test_second_derivatives_of_a_rule_that_closes_over_a_value(no_leak_checks):
     close(jax.hessian(implicit)(x), jax.hessian(lambda x: fn(w.materialise(), x))(x))
 
 
+def test_a_rule_for_values_that_begins_with_such_a_function():
+    """It is one call of all its equations, also beside a function of the program."""
+    rules = jaxrewrite.Rules()
+
+    @jax.custom_jvp
+    def rounded(x):
+        return jnp.round(x)
+
+    rounded.defjvp(lambda primals, tangents: (rounded(*primals), *tangents))
+
+    @rules.register("sin")
+    def _(v: Scaled, **params):
+        return rounded(v.x) * 2 + 1
+
+    def fn(v, x):
+        return jnp.sin(v) + rounded(x)
+
+    xs = jnp.stack([X, 2 * X])
+    got = jax.vmap(lambda x: transform(fn, rules=rules)(Scaled(x, 1.0), x))(xs)
+    close(got, 3 * jnp.round(xs) + 1)
+
+
 def sine_times(by_jvp):
     """A function with a rule for derivatives that sees which operands have none."""
 
