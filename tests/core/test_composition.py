@@ -207,6 +207,13 @@ def test_collectives():
     close(transform(jax.vmap(total, axis_name="b"))(whole), 8 * np.ones((4, 3)))
 
 
+def test_a_collective_along_an_axis_of_the_array_and_one_around():
+    fn = jax.vmap(lambda a: lax.psum(a, ("around", "own")), axis_name="own")
+    run = transform(fn, materialise="allow")
+    batch = Scaled(jnp.ones((4, 2, 3)), jnp.arange(4.0))
+    close(jax.vmap(run, axis_name="around")(batch), 12 * np.ones((4, 2, 3)))
+
+
 def test_inside_and_around_shard_map(mesh):
     def body(x):
         fn = transform(lambda a, x: lax.psum(jnp.sin(a) * x, "i"))
@@ -245,6 +252,24 @@ def test_explicitly_sharded_leaves():
 
         close(transform(fn)(v), fn(2 * x))
         close(jax.jit(transform(fn))(v), fn(2 * x))
+
+
+def test_arrays_that_jax_cannot_place_on_explicit_axes():
+    class Taken(jaxrewrite.ArrayValue):
+        x: jax.Array
+        rows: jax.Array
+
+        def aval(self):
+            return jax.core.ShapedArray((*self.rows.shape, 2), self.x.dtype)
+
+        def materialise(self):
+            return self.x[self.rows]
+
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+    numbers, rows = np.arange(8.0).reshape(4, 2), np.array([2, 0])
+    with jax.set_mesh(mesh):
+        split = jax.device_put(numbers, NamedSharding(mesh, P("i", None)))
+        close(jaxrewrite.materialise(Taken(split, jnp.asarray(rows))), numbers[rows])
 
 
 def test_what_is_known_when_compiled():

@@ -464,6 +464,14 @@ def test_what_stays_implicit(name):
     assert {n for n in RULES if stays(RULES[n], v)} == STAYS[name]
 
 
+def test_entries_that_repeat_are_multiplied_by_none_or_only_by_what_repeats_too():
+    by_both = jax.custom_vjp(lambda w, x: w)
+    by_both.defvjp(lambda w, x: (w, (w, x)), lambda r, ct: (ct * r[0] * r[1], 0 * r[1]))
+    v = make("symmetric")
+    assert stays(RULES["vjp reversed gradient"], v)
+    assert not stays(by_both, v)
+
+
 # Their `lift_tangent` says so: entries repeat, or are chosen by the leaves.
 KNOW_NO_WAY_BACK = ("picked", "n_of_m", "scalar_matrix")
 

@@ -185,6 +185,18 @@ def test_several_reductions_are_done_in_one_carry(name):
     check(fn, normal(0, 6, 2), names=[rule])
 
 
+def test_the_last_step_is_all_that_is_kept():
+    fn, rule = REDUCED["last"]
+    x = normal(0, 6, 2)
+    assert found(fn, x) == [rule]
+    assert_same(jaxrewrite.transform(fn, rules=rules)(x), fn(x), 1e-10)
+
+
+def test_a_sum_of_all_over_the_number_of_steps_is_no_mean_of_all():
+    fn = both(lambda c, y: (y[0].sum() / 6, y[1].sum(0)), pair)
+    assert found(fn, normal(0, 6, 2)) == ["accumulated_results"]
+
+
 def test_the_same_body_with_other_operands():
     """Two scans of one body differ in which of the closed-over arrays is the carry, too."""
 

@@ -272,6 +272,16 @@ def test_other_formulas_stay(name):
     assert not answers
 
 
+def test_what_jax_shifts_is_found_as_stable():
+    x = jnp.ones((3, 4))
+    for fn, name in (
+        (jax.nn.softmax, "shifted_softmax"),
+        (jax.nn.log_softmax, "shifted_log_sum_exp"),
+    ):
+        used = jaxrewrite.explain(fn, rules=TABLE)(x).rules
+        assert [rule.name for rule in used] == [name]
+
+
 @pytest.mark.slow
 def test_sums_of_nothing():
     x = jnp.ones((3, 0))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference import CASES
+from wrong_types import Diagonal
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, testing, values
@@ -662,6 +663,22 @@ def test_what_a_type_refuses_to_be_is_left_out():
     for refused in ("neg (NaN and infinity) jit", "neg (no columns) jit"):
         with pytest.raises(ValueError, match=f"no check of the name {re.escape(refused)}"):
             check_value(Finite(x), only=[refused])
+
+
+class WithTriangle(Diagonal):
+    """A diagonal matrix, whose triangles are itself, or the identity."""
+
+    def known_triangle(self, lower, unit_diagonal):
+        return dataclasses.replace(self, d=jnp.ones_like(self.d)) if unit_diagonal else self
+
+
+def test_a_triangle_may_have_ones_on_its_diagonal():
+    assert check_value(WithTriangle(numbers((3,))), only=["matrix"]).checked == ("matrix",)
+
+
+def test_integers_have_no_tangents():
+    sparse = CASES["sparse"].value(np.random.default_rng(0), "float32", (3, 3))
+    assert check_value(sparse, only=["tangents"]).checked == ("tangents",)
 
 
 # --- batches ---------------------------------------------------------------------------------

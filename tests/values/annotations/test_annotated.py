@@ -955,6 +955,10 @@ def test_sums_that_are_no_means(bulk):
         "half": (lambda x: x.sum() / 2, theirs.sum() / 2),
         "there": (lambda x: x.sum() / there, theirs.mean()),
         "share": (lambda x: x / x.sum(), theirs / theirs.sum()),
+        "weighted entries": (
+            lambda x: x * PLAIN / (PLAIN + 2),
+            theirs * PLAIN / (PLAIN + 2),
+        ),
         "one": (lambda x: x[:1].mean(0), theirs[0]),
         "nanmean": (lambda x: jnp.nanmean(x, 1), theirs.mean(1)),
         "nanvar": (lambda x: jnp.nanvar(x, 1), theirs.var(1)),
@@ -974,6 +978,12 @@ def test_masked_counts_what_is_there():
     same_masked(x.mean(axis=0), theirs.mean(0), "mean")
     np.testing.assert_array_equal(x.count(axis=1), theirs.count(1))
     np.testing.assert_allclose(x.filled(7), theirs.filled(7))
+
+
+def test_a_number_that_fills_in_beyond_an_array_is_not_missing():
+    x, _ = masked(0)
+    got = run(lambda x: x.at[9].get(mode="fill", fill_value=7.0))(x)
+    assert got.filled(0).tolist() == [7] * 4
 
 
 @pytest.mark.parametrize(("dtype", "low"), [(float, -jnp.inf), (np.uint8, 0)])

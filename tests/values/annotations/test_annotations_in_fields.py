@@ -129,22 +129,34 @@ def test_other_equations_leave_units_in_their_field():
         assert jaxrewrite.same_structure(forbidding(fn)(v), v)
 
 
+class Never(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def aval(self):
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+    def materialise(self):
+        raise TypeError("too large")
+
+
 def test_a_type_that_is_never_dense_has_what_its_rules_see():
-    class Never(jaxrewrite.ArrayValue):
-        x: jax.Array
-
-        def aval(self):
-            return jax.core.ShapedArray(self.x.shape, self.x.dtype)
-
-        def materialise(self):
-            raise TypeError("too large")
-
     rules = jaxrewrite.Rules()
     rules.register(jnp.linalg.det)(of_never(Never))
     got = jaxrewrite.transform(jnp.linalg.det, rules=rules, materialise="forbid")(
         Never(Unitful(SQUARE, "m"))
     )
     assert got.units == Units("m")
+
+
+def test_a_value_around_a_type_that_is_never_dense_has_what_its_rules_see():
+    rules = jaxrewrite.Rules()
+
+    @rules.register(jnp.linalg.det)
+    def _(v: Scaled):
+        return v.x.x.sum()
+
+    det = jaxrewrite.transform(jnp.linalg.det, rules=rules, materialise="forbid")
+    assert det(Scaled(Never(Unitful(SQUARE, "m")), jnp.float32(2))).units == Units("m")
 
 
 def of_never(cls):
@@ -167,6 +179,8 @@ def test_other_annotations_stay_inside():
     got = allowing(lambda v: v @ jnp.ones(3))(v)
     assert got.units == Units("m")
     assert_same((got.array.lower, got.array.upper), (ROW, ROW + 1), 1e-6)
+    with pytest.raises(UnitsError, match="equal units"):
+        allowing(jnp.linalg.det)(v)
 
 
 def test_gradients_through_what_moved_outside():

@@ -176,3 +176,23 @@ def test_what_rules_make_carries_each_annotation_once():
     v, x = Diagonal(Unitful(X, "m")), Named(Unitful(X, "m"), ("a",))
     got = transform(lambda v, x: jnp.maximum(v @ x, 0))(v, x)
     is_same(got, Named(Unitful(X * X, "m^2"), (None,)))
+
+
+def test_entries_that_a_rule_takes_out_of_a_masked_array_are_masked_once():
+    class Observed(jaxrewrite.ArrayValue):
+        x: jax.Array
+        is_lost: jax.Array
+        outer = 60
+
+        def materialise(self):
+            return self.x
+
+    rules = jaxrewrite.Rules()
+
+    @rules.register("neg")
+    def _(v: Observed):
+        return Masked(-v.x, v.is_lost)
+
+    v = Observed(Masked(X, MISSING), MISSING[::-1])
+    got = transform(lambda v: -v, rules=rules)(v)
+    is_same(got, Masked(-X, MISSING | MISSING[::-1]))

@@ -185,6 +185,18 @@ def test_functions_of_a_user_that_solve_are_asked(bulk):
         assert_same(jaxrewrite.materialise(allowed(by_user)(_D, _BLOCKS)), want)
 
 
+def test_a_function_of_a_user_with_the_name_of_one_of_jax_solves_another_system(bulk):
+    @jax.jit
+    def _lu_solve(b):
+        return -b / jnp.arange(1.0, 5)[:, None]
+
+    def by_user(a, b):
+        return lax.custom_linear_solve(lambda x: -(a @ x), b, lambda _, b: _lu_solve(b))
+
+    got = jaxrewrite.transform(by_user, materialise="allow")(_D, _BLOCKS)
+    assert_same(jaxrewrite.materialise(got), -solution(_D, _BLOCKS).materialise())
+
+
 def test_no_inverse_of_blocks_is_multiplied(bulk):
     """The solution is as accurate as the dense one, also of matrices that are nearly singular."""
     blocks = jnp.array([[[1.0, 1], [1, 1.0001]]] * 2)

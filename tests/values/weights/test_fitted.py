@@ -90,6 +90,13 @@ def test_gptq_changes_the_product_less_than_rounding_to_the_nearest():
         assert error < 0.8 * of_nearest
 
 
+def test_columns_of_zeros_stay_zeros():
+    w = normal(6, 3)
+    w[:, 1] = 0
+    fitted = nearest(w, inputs_of(correlated(20, 6)), Options(7, [6]))
+    np.testing.assert_array_equal(fitted.dense()[:, 1], 0)
+
+
 def test_gptq_rounds_rows_that_met_zeros_to_the_nearest():
     x, w = correlated(20, 6), normal(6, 3)
     x[:, 2] = 0
@@ -212,6 +219,15 @@ def test_scaled_rows_are_a_lazy_product(method):
     got = jaxrewrite.transform(program, materialise="forbid")(values, x)
     wanted = program(params, x)
     np.testing.assert_allclose(got, wanted, atol=0.05 * abs(wanted).max())
+
+
+def test_scaled_rows_joined_with_another_product_are_dense():
+    w = jnp.asarray(normal(4, 4))
+    scaled = Product((Diagonal(jnp.arange(1.0, 5)), Quantised.quantise(w)))
+    other = Product((w, w))
+    joined = jaxrewrite.transform(lambda *vs: jnp.concatenate(vs), materialise="allow")
+    want = np.concatenate([scaled.materialise(), w @ w])
+    np.testing.assert_allclose(jaxrewrite.materialise(joined(scaled, other)), want, 1e-5)
 
 
 @pytest.mark.parametrize("are_inputs_last", [False, True])
