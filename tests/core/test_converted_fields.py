@@ -68,6 +68,20 @@ def test_a_list_that_a_class_keeps_is_refused():
         Kept([1.0, 2.0])
 
 
+def test_a_list_that_a_class_fails_on_is_refused():
+    class Checked(jaxrewrite.ArrayValue):
+        x: Array
+
+        def __post_init__(self):
+            assert self.x.ndim == 1
+
+        def materialise(self):
+            return self.x
+
+    with pytest.raises(TypeError, match="^Checked: x is a list, but must be one array"):
+        Checked([1.0, 2.0])
+
+
 class Parts(jaxrewrite.ArrayValue):
     tree: PyTree[Array, " T"]
     pair: tuple[Array, Array]

@@ -15,6 +15,7 @@ from jaxrewrite import ArrayValue, testing, values
 from jaxrewrite.testing import Checked, Skipped, check_value, numbers
 from jaxrewrite.testing._culprits import Culprits
 from jaxrewrite.testing._more_programs import more_programs, programs_on_two
+from jaxrewrite.testing._oracle import tolerance_of
 from jaxrewrite.testing._programs import programs
 from jaxrewrite.testing._registered import rules_that_name
 from jaxrewrite.testing._value import _Wanted
@@ -123,6 +124,13 @@ def test_common_programs_of_ready_rules_are_run_in_each_mode():
     by_name = programs(values.Tridiagonal(numbers((2,)), numbers((3,)), numbers((2,))))
     for mode in ("jit", "vmap", "jvp", "grad"):
         assert wanted.in_mode(by_name["add with itself"], mode, is_rare=False)
+
+
+def test_programs_of_own_rules_alone_are_run_in_each_mode_if_they_are_rare():
+    wanted = _Wanted(Scaled, list(rules_that_name(Scaled)))
+    by_name = programs(RIGHT)
+    assert wanted.in_mode(by_name["neg"], "grad", is_rare=True)
+    assert not wanted.in_mode(by_name["exp"], "grad", is_rare=True)
 
 
 class Ordered(ArrayValue):
@@ -246,6 +254,11 @@ def rule_for(cls, fn):
 
     rule.__annotations__ = {"v": cls}
     return rule
+
+
+def test_numbers_of_16_bits_have_the_tolerance_of_their_precision():
+    assert tolerance_of(Scaled(numbers((3, 4)).astype("bfloat16"), 1.5)) == 20 * 2**-7
+    assert tolerance_of(RIGHT) is None
 
 
 def test_programs_on_two_have_a_result_of_both():

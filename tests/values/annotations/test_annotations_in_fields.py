@@ -318,6 +318,16 @@ def test_elements_that_are_quantities_are_padded_with_zeros():
 # --- what is inside of an annotation -----------------------------------------------------------
 
 
+def test_a_sum_inside_becomes_dense_alike_in_each_equation(optimised):
+    """Its terms are made of smaller arrays, too."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    is_greatest = allowing(lambda v: (v == v.max(0)).sum(0))
+    for _ in range(40):
+        total = Sum((Diagonal(draw(4)), LowRank(draw(4, 1), draw(1, 4))))
+        assert_same(is_greatest(Tagged(total, "a")).array, jnp.ones(4, int), 0)
+
+
 @pytest.mark.parametrize(
     "carry",
     [lambda v: Tagged(v, "a"), lambda v: Unitful(v, "m"), lambda v: Named(v, ("i", "j"))],

@@ -146,6 +146,15 @@ def test_a_matrix_with_structure_has_a_trace_and_a_diagonal_with_units():
     assert diagonal.units == k.units
 
 
+def test_a_function_of_a_user_with_the_name_of_one_of_jax_has_units_of_its_own():
+    @jax.jit
+    def _lstsq(a, b):
+        return a * b
+
+    got = jaxrewrite.transform(_lstsq, materialise="forbid")(FORCE, FORCE)
+    assert got.units == FORCE.units**2
+
+
 @pytest.mark.parametrize(
     ("program", "message"),
     [
