@@ -66,14 +66,17 @@ class _Update(SumSolver):
         """The solution by the formula and one step of refinement, and whether it is accurate.
 
         It is if its backward error is at most the unit of rounding. For a diagonal base this is
-        that of the equation in which the entries of the base have the magnitude one.
+        that of the equation in which the entries of the base have the magnitude one, but for a
+        few that are nearly zero. Scaled by these, residuals of all other rows would not be seen.
         """
         base, u, v = self.base, self.u, self.v
         axis = b.ndim - 2
         solved_u = solve_factor(base, u, axis)
         inverse = jnp.linalg.inv(_capacitance(solved_u, v))
-        is_scaled = isinstance(base, Diagonal)
-        weights = 1 / abs(base.d) if is_scaled else jnp.ones((b.shape[axis],), b.real.dtype)
+        scale = jnp.ones((b.shape[axis],), b.real.dtype)
+        if isinstance(base, Diagonal):
+            scale = _without_zeros(base.d, u.shape[-1])
+        weights = 1 / scale
 
         def once(b: Any) -> Any:
             y = solve_factor(base, b, axis)
@@ -90,7 +93,7 @@ class _Update(SumSolver):
         # of x, as in an iteration for the largest singular value.
         scaled = jnp.swapaxes(of_update.conj() * weights[..., None], -1, -2)
         back = jnp.swapaxes(dot(dot(scaled, u), v), -1, -2)
-        of_x = of_base if is_scaled else x
+        of_x = x * scale[..., None]
         norms = _weighted_norms(weights, [left, b, of_base, of_update, back, of_x])
         left, right, of_base, of_update, back, of_x = norms
         of_norm = jnp.where(of_update > 0, back / of_update, 0).max(-1, keepdims=True)
@@ -301,6 +304,13 @@ def _raised(d: Any, u: Any, v: Any) -> tuple[Any, _Units]:
     d = jnp.put_along_axis(d, indices, raised, -1, inplace=False)
     inverse = jnp.where(is_used, 1 / jnp.where(is_used, raised, 1), 0)
     return d, _Units(indices, is_used, change, inverse)
+
+
+def _without_zeros(d: Any, rank: int) -> Any:
+    """The magnitudes of a diagonal, where a few, as many as the rank, that are small are larger."""
+    size = abs(lax.stop_gradient(d))
+    least = -lax.top_k(-size, rank + 2)[0][..., -1:]
+    return jnp.where(size < least / 100, least, size)
 
 
 def _diagonal(d: Any) -> Any:

@@ -201,6 +201,28 @@ def _primitives(jaxpr, outside, inside):
             _primitives(body, within, inside)
 
 
+def test_a_diagonal_with_a_few_entries_that_are_nearly_zero():
+    """A residual in other rows is seen, although these would be nothing beside them if scaled."""
+    rng, n, rank = np.random.default_rng(0), 16, 2
+    count = 300
+    d = 10 ** rng.uniform(-3, -1, (count, n)) * rng.choice([-1, 1], (count, n))
+    u, v, y = (rng.normal(size=(count, *shape)) for shape in ((n, rank), (rank, n), (n, 1)))
+    for i in range(count):
+        small = rng.choice(n, rng.integers(1, rank + 2), replace=False)
+        d[i, small] *= 10 ** rng.uniform(-14, -4, len(small))
+        u[i, small] *= 10 ** rng.uniform(-8, 0)
+    d, u, v, y = (np.asarray(x, np.float32) for x in (d, u, v, y))
+    solve = lambda d, u, v, y: implicit(jnp.linalg.solve)(Diagonal(d) + LowRank(u, v), y)
+    x = np.asarray(jax.jit(jax.vmap(solve))(d, u, v, y), np.float64)
+    a = d[:, :, None] * np.eye(n) + u.astype(np.float64) @ v
+    norm = functools.partial(np.linalg.norm, axis=(1, 2))
+    errors = norm(a @ x - y) / (norm(a, 2) * norm(x) + norm(y))
+    is_regular = np.linalg.cond(a) < 1e9
+    assert is_regular.sum() > count / 3
+    assert np.quantile(errors[is_regular], 0.99) < 1e-6
+    assert errors[is_regular].max() < 2e-5
+
+
 def test_sums_with_harmless_and_with_singular_terms_are_solved_together():
     """One of a batch needs the stable way, and none is worse for it."""
     d = jnp.stack([1 + jnp.arange(1.0, N + 1), jnp.arange(N) % 8 * 1.0])
