@@ -204,7 +204,7 @@ def _primitives(jaxpr, outside, inside):
 def test_a_diagonal_with_a_few_entries_that_are_nearly_zero():
     """A residual in other rows is seen, although these would be nothing beside them if scaled."""
     rng, n, rank = np.random.default_rng(0), 16, 2
-    count = 300
+    count = 1500
     d = 10 ** rng.uniform(-3, -1, (count, n)) * rng.choice([-1, 1], (count, n))
     u, v, y = (rng.normal(size=(count, *shape)) for shape in ((n, rank), (rank, n), (n, 1)))
     for i in range(count):
@@ -217,8 +217,8 @@ def test_a_diagonal_with_a_few_entries_that_are_nearly_zero():
     a = d[:, :, None] * np.eye(n) + u.astype(np.float64) @ v
     norm = functools.partial(np.linalg.norm, axis=(1, 2))
     errors = norm(a @ x - y) / (norm(a, 2) * norm(x) + norm(y))
-    is_regular = np.linalg.cond(a) < 1e9
-    assert is_regular.sum() > count / 3
+    is_regular = np.linalg.cond(a) < 1e8
+    assert is_regular.sum() > count / 4
     assert np.quantile(errors[is_regular], 0.99) < 1e-6
     assert errors[is_regular].max() < 2e-5
 
