@@ -68,19 +68,22 @@ def unstack(x: jax.Array, *, axis: int) -> list[Any]:
     return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
 
 
-def reducing(reduce: Callable[..., Any]) -> Handler:
-    """A handler for a collective, which is a reduction if its axes are those of the array."""
+def reducing(reduce: Callable[..., Any], collective: Callable[..., Any]) -> Handler:
+    """A handler for a collective, which is a reduction along those axes that are the array's."""
 
     def reduction(
-        x: jax.Array, *, axes: Sequence[int], axis_index_groups: None
+        x: jax.Array, *, axes: Sequence[Any], axis_index_groups: None
     ) -> list[Any]:
-        return [reduce(x, axes)]
+        own = [axis for axis in axes if isinstance(axis, int)]
+        names = tuple(axis for axis in axes if not isinstance(axis, int))
+        reduced = reduce(x, own)
+        return [collective(reduced, names) if names else reduced]
 
     expand = expanding(reduction)
 
     def handler(site: Site, operands: list[Operand]) -> Results:
-        has_names = not all(isinstance(axis, int) for axis in site.params["axes"])
-        return NotImplemented if has_names else expand(site, operands)
+        has_own = any(isinstance(axis, int) for axis in site.params["axes"])
+        return expand(site, operands) if has_own else NotImplemented
 
     return handler
 
@@ -88,7 +91,7 @@ def reducing(reduce: Callable[..., Any]) -> Handler:
 handlers.update(
     polynomial=expanding(polynomial),
     unstack=expanding(unstack),
-    psum=reducing(lax.reduce_sum),
-    pmax=reducing(lax.reduce_max),
-    pmin=reducing(lax.reduce_min),
+    psum=reducing(lax.reduce_sum, lax.psum),
+    pmax=reducing(lax.reduce_max, lax.pmax),
+    pmin=reducing(lax.reduce_min, lax.pmin),
 )

@@ -212,6 +212,12 @@ def test_a_collective_along_an_axis_of_the_array_and_one_around():
     run = transform(fn, materialise="allow")
     batch = Scaled(jnp.ones((4, 2, 3)), jnp.arange(4.0))
     close(jax.vmap(run, axis_name="around")(batch), 12 * np.ones((4, 2, 3)))
+    x = jnp.arange(24.0).reshape(4, 2, 3)
+    lengths = jax.vmap(
+        lambda x: run(jaxrewrite.values.Unitful(x, "m")), axis_name="around"
+    )(x)
+    assert lengths.units == jaxrewrite.values.Units("m")
+    close(lengths.array, jax.vmap(fn, axis_name="around")(x))
 
 
 def test_inside_and_around_shard_map(mesh):

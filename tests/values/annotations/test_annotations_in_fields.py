@@ -67,7 +67,10 @@ PROGRAMS = {
     "sum with the transpose": (lambda v: (v + v.T) @ ROW, 1),
     "branches": (lambda v: lax.cond(v.sum().shape == (), lambda: v, lambda: v.T) @ ROW, 1),
     "loop": (lambda v: lax.fori_loop(0, 2, lambda i, w: w * 2.0, v) @ ROW, 1),
-    "loop from zeros": (lambda v: lax.fori_loop(0, 2, lambda i, s: s + v @ ROW, 0 * ROW), 1),
+    "loop from zeros": (
+        lambda v: lax.fori_loop(0, 2, lambda i, s: s + v @ ROW, 0 * ROW),
+        1,
+    ),
     "sums from zeros": (lambda v: lax.fori_loop(0, 2, lambda i, s: s + v, 0 * SQUARE), 1),
     "vectors": (lambda v: jnp.linalg.svd(v)[1], 1),
     "singular values": (lambda v: jnp.linalg.svd(v, compute_uv=False), 1),
