@@ -29,8 +29,7 @@ def outward(site: Site, x: Any) -> Any:
     if not is_value(x) or is_annotation(x):
         return x
     inside = list(values_inside(x))
-    carried = [y for y in inside if is_annotation(y)]
-    if not (carried and all(y._is_said_of_the_whole for y in carried)):
+    if not any(map(_is_turned, inside)):
         return x
     if not all(loses_its_layer(y) for y in (x, *inside) if not is_annotation(y)):
         return x  # Nothing tells what is said of the whole.
@@ -39,12 +38,16 @@ def outward(site: Site, x: Any) -> Any:
     return tree_unflatten(tree_structure(_hollow(dense)), [_without(x)])
 
 
+def _is_turned(x: Any) -> bool:
+    return is_value(x) and is_annotation(x) and x._is_said_of_the_whole
+
+
 def _hollow(x: Any) -> Any:
-    """What is around an array, with a leaf in its place."""
-    if not is_annotation(x):
+    """What is said of the whole around an array, with a leaf in its place."""
+    if not is_value(x):
         return 0
-    (array,), treedef = children(x)
-    return treedef.unflatten([_hollow(array)])
+    (array, *_), treedef = children(x)
+    return treedef.unflatten([_hollow(array)]) if _is_turned(x) else _hollow(array)
 
 
 def _without(x: Any) -> Any:
@@ -53,4 +56,4 @@ def _without(x: Any) -> Any:
         return x
     parts, treedef = children(x)
     parts = [_without(part) for part in parts]
-    return parts[0] if is_annotation(x) else treedef.unflatten(parts)
+    return parts[0] if _is_turned(x) else treedef.unflatten(parts)

@@ -177,13 +177,16 @@ def test_units_that_do_not_fit_are_an_error():
 
 
 def test_other_annotations_stay_inside():
-    """Bounds are no metadata, and units around bounds are not without them."""
+    """Units around bounds and tags move outside without them."""
     v = Diagonal(Unitful(Interval(ROW, ROW + 1), "m"))
     got = allowing(lambda v: v @ jnp.ones(3))(v)
     assert got.units == Units("m")
     assert_same((got.array.lower, got.array.upper), (ROW, ROW + 1), 1e-6)
-    with pytest.raises(UnitsError, match="equal units"):
+    with pytest.raises(jaxrewrite.MaterialisationError, match="'reduce_prod' on Interval"):
         allowing(jnp.linalg.det)(v)
+    got = allowing(jnp.linalg.det)(Diagonal(Unitful(Tagged(ROW, "a"), "m")))
+    assert (got.units, got.array.tags) == (Units("m") ** 3, frozenset("a"))
+    assert_same(jaxrewrite.materialise(got.array), ROW.prod(), 1e-5)
 
 
 def test_gradients_through_what_moved_outside():
