@@ -89,6 +89,7 @@ from .parameters import (
     check_vmap_rule_trees as check_vmap_rule_trees,
     differentiate as differentiate,
     expand as expand,
+    is_transposed_by_itself as is_transposed_by_itself,
     scan_counts as scan_counts,
     scan_params as scan_params,
 )

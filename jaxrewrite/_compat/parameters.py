@@ -94,6 +94,14 @@ def can_be_expanded(eqn: JaxprEqn) -> bool:
     return not is_differentiable or cls.vjp_fwd in of_jvp
 
 
+def is_transposed_by_itself(eqn: JaxprEqn) -> bool:
+    """Whether a "hi" primitive has a transpose that does not follow from its expansion."""
+    from jax._src import hijax
+
+    base: Any = hijax.HiPrim if hasattr(hijax, "HiPrim") else hijax.VJPHiPrimitive
+    return type(eqn.params["_prim"]).transpose is not base.transpose
+
+
 def expand(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """Express a "hi" primitive by other primitives."""
     return list(eqn.primitive.to_lojax(*operands, **eqn.params))

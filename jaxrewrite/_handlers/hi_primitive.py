@@ -5,7 +5,7 @@ The handler asks for it at once and rewrites it. The object's own derivative may
 from the expansion, so it becomes the derivative of a `jax.custom_jvp`.
 
 An object with several independent rules of derivatives stays as it is. Values are made dense
-there.
+there. So does a linear function that is written in bits, such as `jnp.ldexp`, with a transpose.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import jaxprs_in_params
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._compat import Jaxpr, JaxprEqn
+from .._core.avals import is_annotation
 from .._core.bodies import rewrite_jaxpr
 from .._core.caches import WeakCaches
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import Operand, Results, is_value
+from .._core.value import Operand, Results, Value, is_value
 from .derivatives import instantiated, is_inexact
 
 
@@ -30,6 +32,9 @@ def hi_primitive_handler(site: Site, operands: list[Operand]) -> Results:
     if not _compat.can_be_expanded(site.eqn):
         return NotImplemented
     body, consts = _expansion(site.eqn)
+    is_of_bits = _is_of_bits(body) and _compat.is_transposed_by_itself(site.eqn)
+    if is_of_bits and not any(map(_is_never_dense, operands)):
+        return NotImplemented
     rewritten = rewrite_jaxpr(site, body, [*map(_compat.leaf_aval, consts), *operands])
     if not rewritten.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
@@ -42,6 +47,20 @@ def hi_primitive_handler(site: Site, operands: list[Operand]) -> Results:
 
 
 handlers["call_hi_primitive"] = hi_primitive_handler
+
+
+def _is_never_dense(x: Operand) -> bool:
+    """Whether only rules for other primitives can help, as for an array with bounds or a mask."""
+    return is_value(x) and is_annotation(x) and type(x).default is Value.default
+
+
+def _is_of_bits(body: Jaxpr) -> bool:
+    """Whether a jaxpr, or a body in it, reads numbers as bits, so that no transpose follows."""
+    return any(
+        eqn.primitive.name == "bitcast_convert_type"
+        or any(_is_of_bits(inner) for inner in jaxprs_in_params(eqn.params))
+        for eqn in body.eqns
+    )
 
 
 # The expansion is kept with the object, because a jaxpr is rewritten once for each structure.

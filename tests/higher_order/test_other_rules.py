@@ -15,7 +15,17 @@ from reference.own import Lora
 import jaxrewrite
 from jaxrewrite import make_jaxpr, primitives, transform
 from jaxrewrite._staging.transform import _programs
-from jaxrewrite.values import Diagonal, Interval, Masked, Named, Toeplitz, Unitful, Units
+from jaxrewrite.values import (
+    Diagonal,
+    Interval,
+    Masked,
+    Named,
+    Scaled,
+    Tagged,
+    Toeplitz,
+    Unitful,
+    Units,
+)
 
 
 # With leak checks each program is compiled anew; those are in test_families.py.
@@ -527,6 +537,23 @@ def test_an_object_of_jax_that_reads_a_reference_stays():
 
     v = make("lora")
     np.testing.assert_allclose(jax.jit(allow(program))(v), X + v.materialise(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make_value", [Diagonal, lambda x: Tagged(x, "a"), lambda x: Scaled(x, jnp.float32(2))]
+)
+def test_derivatives_of_functions_that_are_written_in_bits(make_value):
+    """`jnp.frexp`, whose derivative is `jnp.ldexp`, which is linear and has a transpose."""
+    fn = lambda v: jnp.frexp(v)[0].sum() + jnp.ldexp(v, 2).sum()
+    implicit = lambda x: jaxrewrite.materialise(allow(fn)(make_value(x)))
+    dense = lambda x: fn(jaxrewrite.materialise(make_value(x)))
+    np.testing.assert_allclose(jax.grad(implicit)(X[0]), jax.grad(dense)(X[0]), rtol=1e-6)
+
+
+def test_bits_of_masked_numbers():
+    masked = transform(lambda v: jnp.ldexp(v, 2))(Masked(X, X > 0.5))
+    np.testing.assert_allclose(masked.array, 4 * X, rtol=1e-6)
+    np.testing.assert_array_equal(masked.mask, X > 0.5)
 
 
 def test_expansions_go_through_rules():
