@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import pathlib
 import traceback
 from collections.abc import Iterator
 from types import FrameType
@@ -15,10 +17,11 @@ import jax.extend.source_info_util as source_info_util
 # the setting of that name for a while, and not for all threads.
 from jax._src.config import traceback_filtering
 
-# The user's frame of an equation, as file and line and not as text, and whether a frame of
-# a traceback belongs to the user.
+# The frames of an equation that are not JAX's, as file and line and not as text, and whether a
+# frame of a traceback is one of JAX's.
 # Transform: what a name stack holds for a transformation, beside the scopes of a user.
-from jax._src.source_info_util import Transform, is_user_filename, user_frame
+from jax._src.source_info_util import Transform, is_user_filename
+from jax._src.source_info_util import user_frames as frames_of_users
 
 from .types import SourceInfo
 
@@ -26,12 +29,29 @@ from .types import SourceInfo
 def source_location(source_info: SourceInfo) -> tuple[str, int, str] | None:
     """File, line and function of the user's code that made an equation.
 
+    That is the innermost line that is not of an installed package, or else the innermost one that
+    is not of JAX: where a model calls a layer of Flax or Equinox, and not where that one multiplies.
     There is no such code in the body of a function of JAX itself, like `jax.numpy.sort`.
     """
-    frame = user_frame(source_info.traceback)
-    if frame is None:
+    return _location(source_info.traceback)
+
+
+@functools.lru_cache(64)
+def _location(of_equation: Any) -> tuple[str, int, str] | None:
+    frames = frames_of_users(of_equation)
+    innermost = next(frames, None)
+    if innermost is None:
         return None
+    frame = innermost
+    if _is_installed(innermost.file_name):
+        own = (frame for frame in frames if not _is_installed(frame.file_name))
+        frame = next(own, innermost)
     return frame.file_name, frame.start_line, frame.function_name
+
+
+@functools.cache
+def _is_installed(filename: str) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(pathlib.Path(filename).parts)
 
 
 def source_within(origin: SourceInfo | None, inner: SourceInfo) -> SourceInfo:

@@ -1,6 +1,8 @@
 """Rewritten equations still say where in the user's code they come from."""
 
+import importlib
 import io
+import pathlib
 import warnings
 
 import jax
@@ -279,3 +281,20 @@ def test_profiles_show_no_frames_of_the_library():
     print(jaxrewrite.make_jaxpr(scoped)(V).pretty_print(source_info=True), file=buffer)
     assert "test_provenance" in buffer.getvalue()
     assert "_rewrite.py" not in buffer.getvalue()
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "mine"])
+def test_a_line_of_an_installed_package_is_named_by_the_line_that_calls_it(
+    folder, tmp_path, monkeypatch
+):
+    package, name = tmp_path / folder, f"layers_in_{folder[:4]}"
+    package.mkdir()
+    (package / f"{name}.py").write_text(
+        "import jax.numpy as jnp\n\n\ndef layer(x):\n    return jnp.sort(x)\n"
+    )
+    monkeypatch.syspath_prepend(package)
+    layer = importlib.import_module(name).layer
+    report = jaxrewrite.explain(lambda v: layer(v))(V)
+    files = {pathlib.Path(step.file).name for step in report.steps}
+    is_installed = folder == "site-packages"
+    assert files == {pathlib.Path(__file__).name if is_installed else f"{name}.py"}
