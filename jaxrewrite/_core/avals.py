@@ -203,7 +203,8 @@ def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> Sh
     dense_avals: list[Any] = []
 
     def dense(*leaves: Any) -> list[Any]:
-        result = tree_unflatten(treedef, leaves).materialise()
+        value = tree_unflatten(treedef, leaves)
+        result = _compat.call_on_mesh(type(value).materialise, value)
         try:
             dense_avals.extend(avals_of([result]))
         except TypeError as error:

@@ -271,11 +271,17 @@ def test_arrays_that_jax_cannot_place_on_explicit_axes():
         def materialise(self):
             return self.x[self.rows]
 
+    class Found(Taken):  # its aval is that of the array
+        aval = jaxrewrite.ArrayValue.aval
+
     mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
     numbers, rows = np.arange(8.0).reshape(4, 2), np.array([2, 0])
     with jax.set_mesh(mesh):
         split = jax.device_put(numbers, NamedSharding(mesh, P("i", None)))
-        close(jaxrewrite.materialise(Taken(split, jnp.asarray(rows))), numbers[rows])
+        for cls in (Taken, Found):
+            v = cls(split, jnp.asarray(rows))
+            close(jaxrewrite.materialise(v), numbers[rows])
+            close(transform(lambda v: 2 * v)(v), 2 * numbers[rows])
 
 
 def test_what_is_known_when_compiled():
