@@ -109,9 +109,9 @@ def run_rule(
 
 
 def with_arrays_of_call(settings: Settings, builder: Rewriter, eqn: JaxprEqn) -> JaxprEqn:
-    """The equation; of a function with a rule, one whose rule gets the arrays of this call.
+    """The equation. If it has a derivative rule, the rule gets the arrays of this call.
 
-    It is for an equation on arrays, which stays as it is. Others run their rules on values.
+    This is for an equation on arrays, which stays as it is. Others run their rules on values.
     """
     if not _compat.has_own_rule(eqn):
         return eqn

@@ -307,7 +307,10 @@ def _raised(d: Any, u: Any, v: Any) -> tuple[Any, _Units]:
 
 
 def _without_zeros(d: Any, rank: int) -> Any:
-    """The magnitudes of a diagonal, where a few, as many as the rank, that are small are larger."""
+    """The magnitudes of a diagonal. A few that are nearly zero count as the least of the others.
+
+    They are as many as the rank and one more. If more are small, the matrix is nearly singular.
+    """
     size = abs(lax.stop_gradient(d))
     least = -lax.top_k(-size, rank + 2)[0][..., -1:]
     return jnp.where(size < least / 100, least, size)
