@@ -20,8 +20,11 @@ from jax._src.config import traceback_filtering
 # The frames of an equation that are not JAX's, as file and line and not as text, and whether a
 # frame of a traceback is one of JAX's.
 # Transform: what a name stack holds for a transformation, beside the scopes of a user.
-from jax._src.source_info_util import Transform, is_user_filename
-from jax._src.source_info_util import user_frames as frames_of_users
+from jax._src.source_info_util import (
+    Transform,
+    is_user_filename,
+    user_frames as frames_of_users,
+)
 
 from .types import SourceInfo
 

@@ -14,6 +14,7 @@ References
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from typing import Any
 
@@ -22,10 +23,11 @@ import jax.numpy as jnp
 
 import jaxrewrite
 
-from .algebra import dense_eigh, is_known_hermitian, known_of, known_or, trace_of
+from .algebra import dense_eigh, is_known_hermitian, known_of, known_or
 from .kronecker import Kronecker, of_pairs
-from .monomial import ScalarMatrix
-from .spectral import Spectrum, number_of_identity, spectra_of_sums
+from .matrix import adjoint
+from .monomial import Diagonal, ScalarMatrix
+from .spectral import Spectrum, as_diagonal, number_of_identity, spectra_of_sums
 from .sum import Sum, exponentials_of_sums, sum_of
 
 
@@ -80,17 +82,34 @@ def _(total: Sum) -> Spectrum | None:
 
 @exponentials_of_sums
 def _(total: Sum) -> Any:
-    """The means of the diagonals are made the same, so that no exponential overflows alone."""
+    """Multiples of the identity are moved between the parts, if one grows much more than another.
+
+    Else the exponential of one could be infinite, and that of another one zero. No more is moved
+    than that takes, because the exponential of a very negative matrix loses digits.
+    """
     parts = _parts(total)
     if parts is None:
         return NotImplemented
-    means = [jax.lax.stop_gradient(trace_of(x) / x.shape[-1]) for x in parts]
-    mean = sum(means) / len(means)
+    growths = [jax.lax.stop_gradient(_growth(x)) for x in parts]
+    mean = sum(growths) / len(growths)
+    most = functools.reduce(jnp.maximum, [abs(of_part - mean) for of_part in growths])
+    harmless = math.log(float(jnp.finfo(total.dtype).max)) / 4
+    moved = 1 - harmless / jnp.maximum(most, harmless)
     exponentials = []
-    for part, mean_of_part in zip(parts, means, strict=True):
-        shift = ScalarMatrix((mean - mean_of_part).astype(total.dtype), part.shape[-1])
-        exponentials.append(_exponential(jaxrewrite.transform(jnp.add)(part, shift)))
+    for part, of_part in zip(parts, growths, strict=True):
+        shift = moved * (mean - of_part)
+        shifted = ScalarMatrix(shift.astype(total.dtype), part.shape[-1])
+        exponentials.append(_exponential(jaxrewrite.transform(jnp.add)(part, shifted)))
     return Kronecker(*exponentials)
+
+
+def _growth(part: Any) -> Any:
+    """The largest eigenvalue of the Hermitian part: the logarithm of a bound of the exponential."""
+    part = as_diagonal(part)
+    if isinstance(part, Diagonal):
+        return jaxrewrite.materialise(part.d).real.max(-1)
+    dense = jaxrewrite.materialise(part)
+    return jnp.linalg.eigvalsh((dense + adjoint(dense)) / 2)[..., -1]
 
 
 def _exponential(part: Any) -> Any:
