@@ -107,7 +107,11 @@ class _Update(SumSolver):
         if not isinstance(self.base, Diagonal):
             one = jnp.ones((*self.base.shape[:-1], 1), b.dtype)
             return self._by_orthonormal_columns(b, _no_units(self.base), one)
-        d, units = _raised(self.base.d, self.u, self.v)
+        of_rows, of_columns = self._sizes()
+        most = lambda x: x.max(-1, initial=0, keepdims=True)
+        level = jnp.minimum(of_rows * most(of_columns), most(of_rows) * of_columns)
+        small = _tolerance(level)
+        d, units = _raised(self.base.d, level, small, self.u.shape[-1])
         scale = jnp.sqrt(abs(d))
         rows = scale[..., None]
         scaled = _Update(Diagonal((d / scale) / scale), self.u / rows, self.v)
@@ -167,12 +171,18 @@ class _Update(SumSolver):
         left_over, size = residual(x)
         return jnp.where(_norm(left_over, -2) <= _tolerance(x) * size, x, jnp.nan)
 
+    def _sizes(self) -> tuple[Any, Any]:
+        """The lengths of the rows of u, and of the columns of v."""
+        return jnp.linalg.norm(self.u, axis=-1), jnp.linalg.norm(self.v, axis=-2)
+
     def determinant(self) -> Any:
         update = self._balanced()
         base, u, v = update.base, update.u, update.v
         units = _no_units(base)
         if isinstance(base, Diagonal):
-            d, units = _raised(base.d, u, v)
+            # The largest numbers that u @ v may have on its diagonal.
+            of_rows, of_columns = update._sizes()
+            d, units = _raised(base.d, of_rows * of_columns, _SMALL, u.shape[-1])
             base = Diagonal(d)
         of_base = known_or(base, "known_determinant", Determinant.of_arrays)
         of_base = jaxrewrite.materialise(of_base)
@@ -282,19 +292,21 @@ def _no_units(base: Any) -> _Units:
     return _Units(indices, is_used, none, none)
 
 
-def _raised(d: Any, u: Any, v: Any) -> tuple[Any, _Units]:
+# For a determinant, an entry of the diagonal is nearly zero below this part of what is added to it:
+# the terms of its inverse in the capacitance would leave few digits to those of all others.
+_SMALL = 0.03
+
+
+def _raised(d: Any, level: Any, small: float, rank: int) -> tuple[Any, _Units]:
     """A diagonal with its few entries that are nearly zero raised, and what that changed.
 
-    If the matrix is regular, at most as many entries as the rank are zero. An entry is
-    raised if it is small beside the rest of its row and column, and beside all others.
+    If the matrix is regular, at most as many entries as the rank are zero. An entry is raised to
+    its level, or to the least of all others, if it is less than a ``small`` part of that.
     """
-    k = u.shape[-1] + 1
-    of_rows, of_columns = (jnp.linalg.norm(x, axis=axis) for x, axis in ((u, -1), (v, -2)))
-    most = lambda x: x.max(-1, initial=0, keepdims=True)
-    level = of_rows * most(of_columns) + most(of_rows) * of_columns
+    k = rank + 1
     least, indices = lax.top_k(-abs(lax.stop_gradient(d)), k + 1)
     level = jnp.minimum(level, -least[..., k:])
-    is_small = abs(d) < _tolerance(d) * level
+    is_small = abs(d) < small * level
     level = lax.stop_gradient(level).astype(d.dtype)
     indices = indices[..., :k]
     at = lambda x: jnp.take_along_axis(x, indices, -1)

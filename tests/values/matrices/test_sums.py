@@ -223,6 +223,41 @@ def test_a_diagonal_with_a_few_entries_that_are_nearly_zero():
     assert errors[is_regular].max() < 2e-5
 
 
+def test_determinants_where_few_entries_of_a_diagonal_are_small():
+    """In rows where the low rank is small, too, and just above what counts as nearly zero."""
+    n = 16
+    log = lambda v: jnp.linalg.slogdet(v)[1]
+    i = jnp.arange(1.0, n + 1)
+    scaled = jnp.ones((n, 1)).at[0].set(1e-8), jnp.ones((1, n))
+    waves = (
+        jnp.stack([jnp.cos(i), jnp.sin(i)], 1),
+        jnp.stack([jnp.sin(2 * i), jnp.cos(3 * i)]),
+    )
+    for d, (u, v) in (
+        (jnp.ones(n).at[0].set(1e-9), scaled),
+        (jnp.ones(n).at[0].set(6e-4).at[5].set(-7.8e-4), waves),
+    ):
+        of = lambda dtype, d=d, u=u, v=v: [x.astype(dtype) for x in (d, u, v)]
+        dense = lambda d, u, v: log(jnp.diag(d) + u @ v)
+        got = lambda d, u, v: implicit(log)(Diagonal(d) + LowRank(u, v))
+        assert_same(got(*of("float32")), dense(*of("float64")).astype("float32"), 1e-6)
+        slopes = jax.grad(got)(*of("float32")), jax.grad(dense)(*of("float64"))
+        error = np.linalg.norm(slopes[0] - slopes[1]) / np.linalg.norm(slopes[1])
+        assert error < 3e-6
+
+
+def test_exponentials_of_stiff_kronecker_sums():
+    """Diffusion that is faster along one axis, whose own exponential is nearly zero."""
+    n = 6
+    laplacian = jnp.diag(jnp.full(n, -2.0)) + jnp.eye(n, k=1) + jnp.eye(n, k=-1)
+    for ratio in (1.0, 20.0, 300.0):
+        one = Identity(n, jnp.float64)
+        total = Kronecker(ratio * laplacian, one) + Kronecker(one, laplacian)
+        got = jaxrewrite.materialise(implicit(jax.scipy.linalg.expm)(total))
+        want = scipy.linalg.expm(np.asarray(jaxrewrite.materialise(total)))
+        np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-14 * want.max())
+
+
 def test_sums_with_harmless_and_with_singular_terms_are_solved_together():
     """One of a batch needs the stable way, and none is worse for it."""
     d = jnp.stack([1 + jnp.arange(1.0, N + 1), jnp.arange(N) % 8 * 1.0])
