@@ -190,20 +190,28 @@ class _Update(SumSolver):
         if isinstance(base, Diagonal):
             # If zeros are left, the determinant is zero.
             base = Diagonal(jnp.where(base.d == 0, 1, base.d))
+        solved_u = solve_factor(base, u, u.ndim - 2)
         change = units.change * units.inverse
         of_units = units.columns(v) * units.inverse[..., None, :]
         capacitance = jnp.concatenate(
             [
-                jnp.concatenate(
-                    [_capacitance(solve_factor(base, u, u.ndim - 2), v), of_units], -1
-                ),
+                jnp.concatenate([_capacitance(solved_u, v), of_units], -1),
                 jnp.concatenate(
                     [change[..., None] * units.rows(u), _diagonal(1 + change)], -1
                 ),
             ],
             -2,
         )
-        return of_base.times(Determinant.of_arrays(capacitance))
+        determinant = of_base.times(Determinant.of_arrays(capacitance))
+        if isinstance(base, Diagonal):
+            return determinant
+        # If the base is singular to rounding, the errors of the two determinants are no longer the same.
+        condition = _norm(solved_u, (-2, -1)) / _norm(u, (-2, -1))
+        condition *= _norm(dot_of(base, u), (-2, -1)) / _norm(u, (-2, -1))
+        is_regular = lax.stop_gradient(condition)[..., 0, 0] < 1 / jnp.finfo(u.dtype).eps
+        is_known = is_regular & (of_base.unit != 0)
+        unit = determinant.unit * jnp.where(is_known, 1, jnp.nan).astype(u.dtype)
+        return determinant._replace(unit=unit)
 
     def _balanced(self) -> _Update:
         """The same matrix, with columns of u as long as the rows of v that they meet."""

@@ -246,6 +246,27 @@ def test_determinants_where_few_entries_of_a_diagonal_are_small():
         assert error < 3e-6
 
 
+def test_determinants_and_solutions_beside_a_nearly_singular_tridiagonal_matrix():
+    """The sum is well conditioned. A determinant without right digits is NaN."""
+    n = 16
+    unit = jnp.zeros((n, 1)).at[0].set(1.0)
+    beside = jnp.full(n - 1, 0.1).at[0].set(0.7)
+    main = jnp.full(n, 2.0).at[0].set(1.0).at[1].set(0.49 + 0.01 / 1.995)
+    y = jnp.arange(1.0, n + 1)
+    for shift, digits in ((1e-2, 1e-5), (1e-4, 1e-4), (1e-8, None)):
+        parts = [x.astype("float32") for x in (beside, main.at[1].add(shift), unit)]
+        v = Tridiagonal(parts[0], parts[1], parts[0]) + LowRank(parts[2], parts[2].T)
+        a = np.asarray(v.materialise(), np.float64)
+        log = implicit(jnp.linalg.slogdet)(v)[1]
+        if digits is None:
+            assert np.isnan(log)
+        else:
+            assert_same(log, jnp.float32(np.linalg.slogdet(a)[1]), digits)
+            x = np.asarray(implicit(jnp.linalg.solve)(v, y.astype("float32")), np.float64)
+            size = np.linalg.norm(a, 2) * np.linalg.norm(x) + np.linalg.norm(y)
+            assert np.linalg.norm(a @ x - y) < 1e-6 * size
+
+
 def test_exponentials_of_stiff_kronecker_sums():
     """Diffusion that is faster along one axis, whose own exponential is nearly zero."""
     n = 6
