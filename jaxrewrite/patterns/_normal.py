@@ -108,9 +108,15 @@ def _has_values(low: LowRank) -> bool:
 
 def _diagonal_plus(low: LowRank, d: Any) -> Any:
     u, v = (low.a, low.b.T) if low.rows == (-2,) else (low.b.T, low.a)
-    both, halves = jnp.concatenate([u, v], 1), jnp.concatenate([v, u], 1) / 2
+    # This is u @ v.T, as the factorisation reads it: its symmetric part, p @ p.T - q @ q.T.
+    p, q = (u + v) / 2, (u - v) / 2
+    both, signed = jnp.concatenate([p, q], 1), jnp.concatenate([p, -q], 1)
     k = u.shape[1]
-    inverse = 2 * jnp.roll(jnp.eye(2 * k, dtype=d.dtype), k, 0)
-    small = inverse + both.T @ (both / d[:, None])
+    signs = jnp.diag(jnp.repeat(jnp.array([1, -1], d.dtype), k, total_repeat_length=2 * k))
+    small = signs + both.T @ (both / d[:, None])
+    # Signs of eigenvalues stay if rows and columns are scaled alike, and have more digits then.
+    scale = jnp.sqrt(abs(jnp.diagonal(small)))
+    scale = jnp.where(scale > 0, scale, 1)
+    small = small / scale / scale[:, None]
     count = (d < 0).sum() + (jnp.linalg.eigvalsh(small) > 0).sum()
-    return LowRank(both, halves.T) + Diagonal(d), (count == k) & (d != 0).all()
+    return LowRank(both, signed.T) + Diagonal(d), (count == k) & (d != 0).all()
