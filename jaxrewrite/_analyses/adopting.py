@@ -143,8 +143,8 @@ def adopter_of(operands: Iterable[Any]) -> Value | None:
     for x in operands:
         if is_value(x):
             adopter = x if adopts(x) else adopter_of(vars(x).values())
-        elif isinstance(x, (tuple, list)):
-            adopter = adopter_of(x)
+        elif isinstance(x, (tuple, list, dict)):
+            adopter = adopter_of(x.values() if isinstance(x, dict) else x)
         else:
             continue
         if adopter is not None:

@@ -150,8 +150,8 @@ from .types import (
 from .unions import choices_of as choices_of
 from .wrappers import (
     JAXPRS as JAXPRS,
+    OWN_RULES as OWN_RULES,
     ForwardRule as ForwardRule,
-    has_own_rule as has_own_rule,
     is_bookkeeping as is_bookkeeping,
     is_wrapped_function as is_wrapped_function,
     same_derivatives as same_derivatives,

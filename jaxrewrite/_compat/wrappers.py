@@ -91,20 +91,16 @@ class ForwardRule:
             self.trace(perturbed)
 
 
-# The parameter with the rule that JAX runs first, by the primitive of a function that has one.
-_RULES = {"custom_jvp_call": "jvp_jaxpr_fun", "custom_vjp_call": "fwd_jaxpr_thunk"}
-
-
-def has_own_rule(eqn: JaxprEqn) -> bool:
-    """Whether an equation calls a function with a derivative rule of its own."""
-    return eqn.primitive.name in _RULES
+# The parameter with the rule that JAX runs first, by the primitive that calls a function with rules
+# of its own.
+OWN_RULES = {"custom_jvp_call": "jvp_jaxpr_fun", "custom_vjp_call": "fwd_jaxpr_thunk"}
 
 
 def with_own_rule(
     eqn: JaxprEqn, change: Callable[[Jaxpr, Sequence[Any]], tuple[Jaxpr, Sequence[Any]]]
 ) -> JaxprEqn:
     """The equation with another jaxpr and other constants of its rule, whenever JAX traces it."""
-    name = _RULES[eqn.primitive.name]
+    name = OWN_RULES[eqn.primitive.name]
     rule = eqn.params[name]
 
     def changed(*which_operands: bool) -> Any:

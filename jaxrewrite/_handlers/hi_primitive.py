@@ -32,7 +32,7 @@ def hi_primitive_handler(site: Site, operands: list[Operand]) -> Results:
     if not _compat.can_be_expanded(site.eqn):
         return NotImplemented
     body, consts = _expansion(site.eqn)
-    is_of_bits = _is_of_bits(body) and _compat.is_transposed_by_itself(site.eqn)
+    is_of_bits = _compat.is_transposed_by_itself(site.eqn) and _is_of_bits(body)
     if is_of_bits and not any(map(_is_never_dense, operands)):
         return NotImplemented
     rewritten = rewrite_jaxpr(site, body, [*map(_compat.leaf_aval, consts), *operands])

@@ -113,7 +113,7 @@ def with_arrays_of_call(settings: Settings, builder: Rewriter, eqn: JaxprEqn) ->
 
     This is for an equation on arrays, which stays as it is. Others run their rules on values.
     """
-    if not _compat.has_own_rule(eqn):
+    if eqn.primitive.name not in _compat.OWN_RULES:
         return eqn
     site = Site(builder, eqn, eqn.outvars)
 

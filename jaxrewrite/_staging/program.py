@@ -107,14 +107,11 @@ class Program:
             return _compat.inline_into_current_trace(self.jaxpr, operands)
 
     def _under_trace(self, step: Step) -> Step:
-        is_compiled = step.is_jitted  # Then the equation may be one of several.
-        if (
-            self._differentiated is None
-            or is_compiled
-            or not _compat.has_own_rule(step.eqn)
-        ):
+        """A step as it is where JAX differentiates it. A jitted one may be for more than its equation."""
+        if self._differentiated is None or step.is_jitted:
             return step
-        return step._replace(call=_binding(self._differentiated(step.eqn)))
+        eqn = self._differentiated(step.eqn)
+        return step if eqn is step.eqn else step._replace(call=_binding(eqn))
 
     def _plain(self, results: list[Any]) -> list[Any]:
         """Results, with arrays of NumPy for the constants among them.

@@ -214,7 +214,7 @@ def _as_weak_as(builder: Rewriter, result: Operand, aval: ShapedArray) -> Operan
 def _staging(jaxpr: Jaxpr, consts: Sequence[Any], likes: Sequence[Any]) -> Staging | None:
     primitives = set(map(operator.attrgetter("primitive"), jaxpr.eqns))
     names = {primitive.name for primitive in primitives}
-    if names.isdisjoint(("custom_jvp_call", "custom_vjp_call")):
+    if names.isdisjoint(_compat.OWN_RULES):
         return None
     return Staging(jaxpr, consts, tree_flatten(list(likes))[1])
 

@@ -112,8 +112,7 @@ def _diagonal_plus(low: LowRank, d: Any) -> Any:
     p, q = (u + v) / 2, (u - v) / 2
     both, signed = jnp.concatenate([p, q], 1), jnp.concatenate([p, -q], 1)
     k = u.shape[1]
-    signs = jnp.diag(jnp.repeat(jnp.array([1, -1], d.dtype), k, total_repeat_length=2 * k))
-    small = signs + both.T @ (both / d[:, None])
+    small = jnp.diag(jnp.array([1] * k + [-1] * k, d.dtype)) + both.T @ (both / d[:, None])
     # Signs of eigenvalues stay if rows and columns are scaled alike, and have more digits then.
     scale = jnp.sqrt(abs(jnp.diagonal(small)))
     scale = jnp.where(scale > 0, scale, 1)

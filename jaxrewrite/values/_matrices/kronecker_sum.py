@@ -26,8 +26,8 @@ import jaxrewrite
 from .algebra import dense_eigh, is_known_hermitian, known_of, known_or
 from .kronecker import Kronecker, of_pairs
 from .matrix import adjoint
-from .monomial import Diagonal, ScalarMatrix
-from .spectral import Spectrum, as_diagonal, number_of_identity, spectra_of_sums
+from .monomial import ScalarMatrix
+from .spectral import Spectrum, number_of_identity, spectra_of_sums
 from .sum import Sum, exponentials_of_sums, sum_of
 
 
@@ -105,11 +105,9 @@ def _(total: Sum) -> Any:
 
 def _growth(part: Any) -> Any:
     """The largest eigenvalue of the Hermitian part: the logarithm of a bound of the exponential."""
-    part = as_diagonal(part)
-    if isinstance(part, Diagonal):
-        return jaxrewrite.materialise(part.d).real.max(-1)
-    dense = jaxrewrite.materialise(part)
-    return jnp.linalg.eigvalsh((dense + adjoint(dense)) / 2)[..., -1]
+    eigenvalues = lambda x: jnp.linalg.eigvalsh((x + adjoint(x)) / 2)
+    values = jaxrewrite.transform(eigenvalues, materialise="allow")(part)
+    return jaxrewrite.materialise(values).max(-1, initial=-jnp.inf)
 
 
 def _exponential(part: Any) -> Any:

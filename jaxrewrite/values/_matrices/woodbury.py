@@ -14,7 +14,7 @@ again, in a way that is stable, with these things:
 - If B is diagonal, perhaps in the basis of its eigenvectors, its few smallest entries become
   part of the low-rank term where they are nearly zero. So B may be singular. Then the whole
   equation is scaled, so that the entries of B have the magnitude one.
-- A step of iterative refinement makes the backward error small, or several if B is not diagonal.
+- A step of iterative refinement makes the backward error small, or several if B is nearly singular.
 
 If the backward error is not small after that, because a B that is not diagonal is nearly
 singular, the solution is NaN.
@@ -166,10 +166,19 @@ class _Update(SumSolver):
             of_units = of_units + units.change[..., None] * units.rows(x)
             return b - units.added(of_base + dot(q, of_q), of_units), size
 
-        # Each step is as good as the base is regular. One that is diagonal is, by its scale.
-        steps = 1 if isinstance(base, Diagonal) else 8
-        x = lax.fori_loop(0, steps, lambda _, x: x + once(residual(x)[0]), once(b))
-        left_over, size = residual(x)
+        def is_left(state: Any) -> Any:
+            count, x, left_over, size = state
+            is_inaccurate = _norm(left_over, -2) > jnp.finfo(x.dtype).eps * size
+            return (count == 0) | ((count < _MOST_STEPS) & is_inaccurate.any())
+
+        def refined(state: Any) -> Any:
+            count, x, left_over, _ = state
+            x = x + once(left_over)
+            return count + 1, x, *residual(x)
+
+        x = once(b)
+        # Each step is as good as the base is regular: nearly always one is enough.
+        _, x, left_over, size = lax.while_loop(is_left, refined, (0, x, *residual(x)))
         return jnp.where(_norm(left_over, -2) <= _tolerance(x) * size, x, jnp.nan)
 
     def _sizes(self) -> tuple[Any, Any]:
@@ -205,11 +214,11 @@ class _Update(SumSolver):
         determinant = of_base.times(Determinant.of_arrays(capacitance))
         if isinstance(base, Diagonal):
             return determinant
-        # If the base is singular to rounding, the errors of the two determinants are no longer the same.
-        condition = _norm(solved_u, (-2, -1)) / _norm(u, (-2, -1))
-        condition *= _norm(dot_of(base, u), (-2, -1)) / _norm(u, (-2, -1))
-        is_regular = lax.stop_gradient(condition)[..., 0, 0] < 1 / jnp.finfo(u.dtype).eps
-        is_known = is_regular & (of_base.unit != 0)
+        # Beside a base that is singular to rounding, the errors of the two have nothing in common.
+        size, *others = (_norm(x, (-2, -1)) for x in (u, solved_u, dot_of(base, u)))
+        growths = (other / jnp.where(size == 0, 1, size) for other in others)
+        condition = lax.stop_gradient(math.prod(growths))[..., 0, 0]
+        is_known = (condition < 1 / jnp.finfo(u.dtype).eps) & (of_base.unit != 0)
         unit = determinant.unit * jnp.where(is_known, 1, jnp.nan).astype(u.dtype)
         return determinant._replace(unit=unit)
 
@@ -300,6 +309,9 @@ def _no_units(base: Any) -> _Units:
     )
     return _Units(indices, is_used, none, none)
 
+
+# Steps of refinement in the stable way.
+_MOST_STEPS = 8
 
 # For a determinant, an entry of the diagonal is nearly zero below this part of what is added to it:
 # the terms of its inverse in the capacitance would leave few digits to those of all others.

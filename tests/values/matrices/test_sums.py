@@ -267,6 +267,29 @@ def test_determinants_and_solutions_beside_a_nearly_singular_tridiagonal_matrix(
             assert np.linalg.norm(a @ x - y) < 1e-6 * size
 
 
+@pytest.mark.parametrize("base", ["tridiagonal", "blocks", "diagonal"])
+def test_determinants_beside_a_low_rank_of_zeros(base):
+    """As one that is not trained yet, in a stack beside others, or of rank zero."""
+    n = 16
+    matrix = {
+        "tridiagonal": Tridiagonal(
+            jnp.full(n - 1, 0.3), jnp.arange(2.0, n + 2), jnp.ones(n - 1)
+        ),
+        "blocks": BlockDiagonal(normal(4, 4, 4) + 3 * jnp.eye(4)),
+        "diagonal": Diagonal(jnp.arange(1.0, n + 1)),
+    }[base]
+    u, v = normal(n, 2), normal(2, n)
+    log = lambda u, v: implicit(jnp.linalg.slogdet)(matrix + LowRank(u, v))[1]
+    dense = lambda u, v: jnp.linalg.slogdet(matrix.materialise() + u @ v)[1]
+    for factors in ((0 * u, v), (u, 0 * v), (0 * u, 0 * v), (u[:, :0], v[:0])):
+        assert_same(log(*factors), dense(*factors), 1e-9)
+    assert_same(jax.grad(log)(0 * u, v), jax.grad(dense)(0 * u, v), 1e-9)
+    us = jnp.stack([u, 0 * u])
+    assert_same(
+        jax.vmap(log, (0, None))(us, v), jnp.stack([dense(u, v), dense(0 * u, v)]), 1e-9
+    )
+
+
 def test_exponentials_of_stiff_kronecker_sums():
     """Diffusion that is faster along one axis, whose own exponential is nearly zero."""
     n = 6
@@ -277,6 +300,9 @@ def test_exponentials_of_stiff_kronecker_sums():
         got = jaxrewrite.materialise(implicit(jax.scipy.linalg.expm)(total))
         want = scipy.linalg.expm(np.asarray(jaxrewrite.materialise(total)))
         np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-14 * want.max())
+    none, one = jnp.zeros((0, 0)), Identity(2, jnp.float64)
+    empty = Kronecker(none, one) + Kronecker(Identity(0, jnp.float64), jnp.eye(2))
+    assert implicit(jax.scipy.linalg.expm)(empty).shape == (0, 0)
 
 
 def test_sums_with_harmless_and_with_singular_terms_are_solved_together():
