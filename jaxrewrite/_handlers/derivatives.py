@@ -410,7 +410,7 @@ def instantiated(tangent: Any) -> Any:
     aval: Any = tangent.aval
     if aval.dtype == jax.dtypes.float0:
         return np.zeros(aval.shape, aval.dtype)
-    return jnp.zeros_like(aval)
+    return _compat.full(aval, 0)
 
 
 def adopted_zero(cotangent: Tangent, result: ArrayOrValue) -> Tangent:

@@ -14,7 +14,7 @@ from jax.tree_util import tree_leaves
 from .._core.rewrite import IDENTITIES, leafwise_handlers
 from .._core.site import Site
 from .._core.value import Operand
-from .._placement.leafwise import constrain, device_put, reshard
+from .._placement.leafwise import constrain, device_put, reshard, vary
 
 
 def _sink(site: Site, operands: Sequence[Operand]) -> list[Any]:
@@ -32,4 +32,5 @@ leafwise_handlers.update(
     device_put=device_put,
     sharding_constraint=constrain,
     reshard=reshard,
+    pvary=vary,
 )

@@ -12,7 +12,13 @@ from typing import Any
 import jax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
-from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
+from jax.tree_util import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_structure,
+    tree_unflatten,
+)
 
 from .. import _compat
 from .._compat import UNSPECIFIED
@@ -169,3 +175,17 @@ def reshard(site: Site, operands: Sequence[Any]) -> list[Any]:
     for leaf, place in zip(tree_leaves(value), shardings, strict=True):
         results += site.with_params(dst_sharding=place).map_leaves([leaf])
     return [tree_unflatten(tree_structure(value), results)]
+
+
+def vary(site: Site, operands: Sequence[Any]) -> list[Any]:
+    """Let each leaf vary over axes of a mesh, but for those over which it varies already.
+
+    An array varies over fewer axes than a leaf if its numbers do not depend on that leaf.
+    """
+    leaves, treedef = tree_flatten(list(operands))
+    results = []
+    for leaf in leaves:
+        varying = _compat.varying_axes(_compat.leaf_aval(leaf))
+        axes = tuple(axis for axis in site.params["axes"] if axis not in varying)
+        results += site.with_params(axes=axes).map_leaves([leaf]) if axes else [leaf]
+    return tree_unflatten(treedef, results)

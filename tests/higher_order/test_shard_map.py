@@ -748,6 +748,44 @@ def test_solves_on_each_device(mesh):
     check(lambda v, x: on(mesh, solve, (P(), P(None, "i")), P(None, "i"))(v, x), v)
 
 
+# A leaf of each differs from device to device, and another one does not.
+VARYING = {
+    "tridiagonal": lambda x: values.Tridiagonal(jnp.ones(3), x + 9, jnp.ones(3) / 2),
+    "banded": lambda x: values.Tridiagonal(jnp.ones(3), x + 9, jnp.ones(3) / 2).as_banded(),
+    "sum": lambda x: values.Tridiagonal(jnp.ones(3), x + 9, jnp.ones(3) / 2) + COLUMN,
+    "diagonal and low rank": lambda x: values.Diagonal(x + 9) + COLUMN,
+    "kronecker": lambda x: values.Kronecker(
+        values.Identity(2, jnp.float32), jnp.diag(x[:2] + 9)
+    ),
+}
+COLUMN = values.LowRank(X[:4, :1], X[:1, :4])
+FUNCTIONS = {
+    "solve": lambda a: jnp.linalg.solve(a, X[:4]),
+    "factors": lambda a: jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor(a), X[:4]),
+    "inverse": lambda a: jnp.linalg.inv(a) @ X[:4],
+    "determinant": lambda a: jnp.linalg.slogdet(a)[1],
+}
+
+
+@pytest.mark.parametrize("make", VARYING.values(), ids=VARYING)
+def test_matrices_whose_leaves_vary_over_different_axes(mesh, make):
+    def gradient(call):
+        def body(x):
+            parts = [jnp.ravel(call(fn, make(x[0]))) for fn in FUNCTIONS.values()]
+            return jnp.sin(jnp.concatenate(parts))[None]
+
+        total = lambda x: on(mesh, body, P("i"), P("i"))(x).sum()
+        return jax.jit(jax.value_and_grad(total))(X[:4, :4])
+
+    def implicit(fn, v):
+        return jaxrewrite.materialise(transform(fn, materialise="allow")(v))
+
+    def dense(fn, v):
+        return fn(jaxrewrite.materialise(v))
+
+    assert_same_leaves(gradient(implicit), gradient(dense), 1e-4)
+
+
 @jax.custom_vjp
 def threefold(w):
     return 3 * w

@@ -17,6 +17,7 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from .contract import is_or_none
+from .loops import scan
 from .placement import is_manual, may_be_split
 from .sizes import are_known
 
@@ -139,5 +140,5 @@ def _looped(
         _, y = lax.scan(step, None, jnp.arange(blocks))
         return y.reshape(-1, x.shape[1])
     shape = jax.eval_shape(product, parts, x)
-    y, _ = lax.scan(step, jnp.zeros(shape.shape, shape.dtype), jnp.arange(blocks))
+    y, _ = scan(step, jnp.zeros(shape.shape, shape.dtype), jnp.arange(blocks))
     return y

@@ -82,6 +82,15 @@ class Structured(jaxrewrite.ArrayValue):
         return f"{name}<{about}>({fields}"
 
 
+def alike(*operands: Any) -> tuple[Any, ...]:
+    """The same arrays and values, whose leaves vary over the same axes of a mesh.
+
+    JAX makes operands of a primitive alike, but not arrays that a function closes over.
+    """
+    varying = [x for x in jax.tree.leaves(operands) if varying_axes(jax.typeof(x))]
+    return jax.tree.map(lambda x: vary_as(x, varying), operands) if varying else operands
+
+
 # A value that needs no numbers holds this empty array. Its leading axes are the batch axes.
 _NOTHING = np.zeros((0,), np.float32)
 

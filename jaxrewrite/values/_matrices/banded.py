@@ -13,8 +13,9 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
+from .._base.loops import scan
 from .._base.sizes import are_known
-from .._base.structured import as_inexact, differs, zero_unless
+from .._base.structured import alike, as_inexact, differs, zero_unless
 from .determinant import Determinant
 from .matrix import Matrix, check_square, nan_if_any_is, on_axis, solve_columns, unpivoted
 from .monomial import OnDiagonal
@@ -280,8 +281,9 @@ class Banded(_Bands):
         def solve(v: Banded) -> Callable[..., Any]:
             return lambda _, b: solve_columns(v._solve, b, axis, len(v.batch))
 
+        v, x = alike(self, x)
         return lax.custom_linear_solve(
-            lambda y: self.apply(y, axis), x, solve(self), solve(self.transposed())
+            lambda y: v.apply(y, axis), x, solve(v), solve(v.transposed())
         )
 
     def known_determinant(self) -> Any:
@@ -456,7 +458,7 @@ class Tridiagonal(_Bands):
     def solve(self, x: Any, axis: int) -> Any:
         lower = _padded(self.lower, -1, 1, 0)
         upper = _padded(self.upper, -1, 0, 1)
-        solve = lambda b: lax.linalg.tridiagonal_solve(lower, self.main, upper, b)
+        solve = lambda b: lax.linalg.tridiagonal_solve(*alike(lower, self.main, upper, b))
         return solve_columns(solve, x, axis, len(self.batch))
 
     def known_determinant(self) -> Any:
@@ -476,7 +478,7 @@ class Tridiagonal(_Bands):
 
         squared = lower * _padded(upper[..., :-1], -1, 1, 0)
         one = jnp.ones(self.batch, rows.dtype)
-        (last, _), more = lax.scan(
+        (last, _), more = scan(
             step,
             (one, jnp.zeros_like(one)),
             (jnp.moveaxis(main, -1, 0), jnp.moveaxis(squared, -1, 0)),
@@ -610,7 +612,7 @@ def _eliminated(rows: Any, b: Any, lower: int) -> tuple[Any, Any, Any]:
 
     begin, entering = _windows(rows, lower)
     b = jnp.pad(b, ((0, lower), (0, 0)))
-    _, eliminated = lax.scan(step, (begin, b[:lower]), (entering, b[lower:]))
+    _, eliminated = scan(step, (begin, b[:lower]), (entering, b[lower:]))
     return eliminated
 
 
@@ -623,7 +625,7 @@ def _solve_rows(rows: Any, b: Any, lower: int) -> Any:
         return jnp.concatenate([x[None], later])[:-1], x
 
     none = jnp.zeros((rows.shape[1] - 1, b.shape[1]), b.dtype)
-    return lax.scan(step, none, (upper, b), reverse=True)[1]
+    return scan(step, none, (upper, b), reverse=True)[1]
 
 
 def _signed_pivots(rows: Any, lower: int) -> Any:
@@ -641,4 +643,4 @@ def _cholesky_rows(rows: Any) -> Any:
         below = a[1:, 1:] - column[1:, None] * column[None, 1:].conj()
         return jnp.pad(below, ((0, 0), (0, 1))), column
 
-    return lax.scan(step, *_windows(rows, rows.shape[1] - 1))[1]
+    return scan(step, *_windows(rows, rows.shape[1] - 1))[1]

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float
 
 import jaxrewrite
 
+from .._base.loops import scan
 from .._base.structured import promoted
 
 
@@ -168,7 +169,7 @@ def _quadrature(matrix: Any, z: Any, steps: int) -> tuple[Any, Any]:
         return (basis, v), (main, jnp.where(is_done, 0, beside))
 
     basis = jnp.zeros((steps, len(z)), z.dtype)
-    (basis, _), (main, beside) = lax.scan(step, (basis, z / size), jnp.arange(steps))
+    (basis, _), (main, beside) = scan(step, (basis, z / size), jnp.arange(steps))
     # Steps after the last are those of an identity, which changes nothing.
     main = jnp.where((basis != 0).any(1), main, 1)
     small = jnp.diag(main) + jnp.diag(beside[:-1], 1) + jnp.diag(beside[:-1], -1)

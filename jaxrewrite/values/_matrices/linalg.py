@@ -20,7 +20,7 @@ import jaxrewrite
 from jaxrewrite import register
 
 from .._base.contract import labels
-from .._base.structured import inexact
+from .._base.structured import alike, inexact
 from .algebra import is_known_hermitian, is_square
 from .low_rank import LowRank
 from .lu import LUFactor
@@ -69,6 +69,7 @@ def _(
     With the transposed inverse in place of the matrix, ``vecmat`` becomes the solve, and
     ``matvec`` becomes the transpose of the solve.
     """
+    operands = alike(*operands)
     consts, start = [], 0
     for count in const_lengths:
         consts.append(operands[start : start + count])

@@ -30,7 +30,7 @@ from jaxrewrite import register
 from jaxrewrite._display import brief
 
 from .._base.sizes import are_known, least_bound
-from .._base.structured import concrete, is_known, on_known, zero_unless
+from .._base.structured import alike, concrete, is_known, on_known, zero_unless
 from .matrix import Matrix, apply_dense
 from .monomial import Diagonal, Identity
 from .sparse_products import is_vector, product, transposed_product
@@ -606,6 +606,7 @@ def _solve(v: Sparse, b: Any) -> Any:
         rows = _compressed(v.bcoo())
         return _spsolve(rows.data, rows.indices, rows.indptr, b)
 
+    v, b = alike(v, b)
     return lax.custom_linear_solve(
         lambda x: v.apply(x, 0),
         b,

@@ -16,7 +16,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, primitives, register, transform
 
 from .._base.linear import Linear
-from .._base.structured import fields_of, inexact, number_of, promoted
+from .._base.structured import alike, fields_of, inexact, number_of, promoted
 from .algebra import (
     LinearAlgebra,
     diagonal_of,
@@ -163,12 +163,13 @@ class Sum(LinearAlgebra, Linear):
     def solve(self, x: Any, axis: int) -> Any:
         if not self.solvable:
             return super().solve(x, axis)
-        fixed = lax.stop_gradient(self)
+        matrix, x = alike(self, x)
+        fixed = lax.stop_gradient(matrix)
         solve = lambda v: lambda _, b: v._solver().solve(b)
         multiply = jaxrewrite.transform(jnp.matmul)
 
         def solved(b: Any) -> Any:
-            matvec = lambda x: jaxrewrite.materialise(multiply(self, x))
+            matvec = lambda x: jaxrewrite.materialise(multiply(matrix, x))
             transposed = fixed.transposed()
             # The solution has this dtype, and JAX's solve takes a right side of the same.
             b = b.astype(promoted(b.dtype, self.dtype))

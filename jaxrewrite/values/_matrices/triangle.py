@@ -21,6 +21,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
+from .._base.loops import scan
 from .._base.placement import is_manual, may_be_split
 from .._base.structured import placed_as
 
@@ -161,7 +162,7 @@ def _in_groups(a: Any, x: Any, how: Any) -> Any:
         else:
             zeros = jnp.zeros((m, columns.stop - columns.start), x.dtype)
             add = lambda y, at, multiply=multiply: (y + multiply(at), None)
-            parts.append(_padded(lax.scan(add, zeros, starts)[0], columns, n))
+            parts.append(_padded(scan(add, zeros, starts)[0], columns, n))
     return functools.reduce(jnp.add, parts) if triangle.flipped else jnp.concatenate(parts)
 
 
@@ -216,7 +217,7 @@ def _both_in_groups(a: Any, x: Any, how: Any) -> Any:
 
         across = jnp.zeros((m, end), x.dtype)
         if size < end - start:
-            across, along = lax.scan(step, across, jnp.arange(start, end, size))
+            across, along = scan(step, across, jnp.arange(start, end, size))
         else:
             across, along = step(across, start)
         rows.append(along.reshape(end - start, m))

@@ -15,7 +15,7 @@ from jax import lax
 from jaxrewrite import _compat
 from jaxrewrite._axes.blocks import spread_axis
 
-from .._base.placement import is_manual as _is_manual
+from .._base.loops import scan
 from .._base.sizes import common_divisor, is_at_most
 from .._base.structured import fields_of
 from .coded import Coded
@@ -137,14 +137,13 @@ def _looped(
             return (start + size, list(map(jnp.add, totals, parts))), None
         return (start + size, totals), parts
 
-    if end < length or not is_summed or _is_manual():
-        # In `jax.shard_map`, sums of no entries vary over the mesh as the others do.
+    if end < length or not is_summed:
         last = product(np.int32(end), length - end)
     else:
         shapes = jax.eval_shape(lambda: product(np.int32(0), size))
         last = [jnp.zeros(x.shape, x.dtype) for x in shapes]
     first = (np.int32(0), last if is_summed else [])
-    (_, sums), parts = lax.scan(step, first, None, end // size)
+    (_, sums), parts = scan(step, first, None, end // size)
     if not is_summed:
         where = terms.out.index(label)
         parts = [_merged(jnp.moveaxis(part, 0, where), where) for part in parts]

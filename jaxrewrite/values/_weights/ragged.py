@@ -19,6 +19,7 @@ import jaxrewrite
 from jaxrewrite import _compat
 from jaxrewrite._axes.groups import members
 
+from .._base.loops import scan
 from .._base.placement import is_manual, may_be_split
 from .._base.ragged import Groups, groups_of
 from .coded import Coded
@@ -83,4 +84,4 @@ def _one_by_one(x: Any, v: Coded, sizes: Any, groups: Groups, terms: Terms) -> A
     lengths = dict(zip((*groups.x, *groups.y), (*x.shape, *v.shape), strict=True))
     zeros = jnp.zeros([lengths[label] for label in groups.out], terms.dtype)
     each = jnp.arange(v.shape[axis], dtype=jnp.int32), are_in_groups
-    return lax.scan(step, zeros, each)[0]
+    return scan(step, zeros, each)[0]
