@@ -7,14 +7,7 @@ these replace the results that are computed from the factor, where nothing else 
 matches arrays alone.
 
 Where the matrix is not positive definite, the factor is NaN, and so are the results. The
-eigenvalues tell that if they are known. If not, a small matrix tells it ([H]_): a diagonal
-:math:`D` plus :math:`U S U^T`, with :math:`S` of k positive and k negative eigenvalues, is
-positive definite where the negative entries of D and the positive eigenvalues of
-:math:`S^{-1} + U^T D^{-1} U` are k together. For this no entry of D may be zero; the results are
-NaN there.
-
-.. [H] E. V. Haynsworth, *Determination of the inertia of a partitioned Hermitian matrix*, Linear
-   Algebra and its Applications 1, 1968.
+eigenvalues tell that if they are known, and else a small matrix does (`is_positive_definite`).
 """
 
 import functools
@@ -27,6 +20,8 @@ from jaxtyping import Array, Float
 
 from jaxrewrite import ArrayValue, Rules, Value, transform
 from jaxrewrite.values import Diagonal, Identity, LowRank, ScalarMatrix, Sum
+
+from ..values._matrices.woodbury import is_positive_definite
 
 
 rules = Rules()
@@ -84,17 +79,18 @@ def _solve_and_log_root(a: Any, y: Any) -> Any:
         return jnp.linalg.solve(a, y), jnp.linalg.slogdet(a)[1] / 2
 
     results = transform(parts, materialise="forbid")(symmetric, y)
-    return tuple(jnp.where(is_definite, x, jnp.nan) for x in results)
+    return tuple(jnp.where(is_definite(), x, jnp.nan) for x in results)
 
 
 def _symmetric(a: Any) -> Any:
-    """The matrix that the factorisation reads, and whether it is positive definite."""
+    """The matrix that the factorisation reads, and what tells if it is positive definite."""
     if not isinstance(a, Sum):
         return None, None
     if a.is_hermitian:
         if not a.solvable or a.known_eigh(True) is NotImplemented:
             return None, None
-        return a, transform(jnp.linalg.eigvalsh, materialise="forbid")(a)[0] > 0
+        values = transform(jnp.linalg.eigvalsh, materialise="forbid")
+        return a, lambda: values(a)[0] > 0
     low = [term for term in a.terms if isinstance(term, LowRank)]
     base = [term for term in a.terms if isinstance(term, _DIAGONALS)]
     if len(low) != 1 or len(base) != 1 or len(a.terms) != 2 or _has_values(low[0]):
@@ -111,11 +107,5 @@ def _diagonal_plus(low: LowRank, d: Any) -> Any:
     # This is u @ v.T, as the factorisation reads it: its symmetric part, p @ p.T - q @ q.T.
     p, q = (u + v) / 2, (u - v) / 2
     both, signed = jnp.concatenate([p, q], 1), jnp.concatenate([p, -q], 1)
-    k = u.shape[1]
-    small = jnp.diag(jnp.array([1] * k + [-1] * k, d.dtype)) + both.T @ (both / d[:, None])
-    # Signs of eigenvalues stay if rows and columns are scaled alike, and have more digits then.
-    scale = jnp.sqrt(abs(jnp.diagonal(small)))
-    scale = jnp.where(scale > 0, scale, 1)
-    small = small / scale / scale[:, None]
-    count = (d < 0).sum() + (jnp.linalg.eigvalsh(small) > 0).sum()
-    return LowRank(both, signed.T) + Diagonal(d), (count == k) & (d != 0).all()
+    is_definite = functools.partial(is_positive_definite, d, p, q)
+    return LowRank(both, signed.T) + Diagonal(d), is_definite

@@ -11,10 +11,13 @@ again, in a way that is stable, with these things:
 
 - The columns of U become orthonormal. The part of b in their span needs no Woodbury formula,
   because :math:`A^{-1} U = B^{-1} U C^{-1}`.
-- If B is diagonal, perhaps in the basis of its eigenvectors, its few smallest entries become
-  part of the low-rank term where they are nearly zero. So B may be singular. Then the whole
-  equation is scaled, so that the entries of B have the magnitude one.
+- If B is diagonal, perhaps in the basis of its eigenvectors, a few of its entries that are nearly
+  zero beside what the low-rank term adds to them become part of that term. So B may be singular.
+  Then the whole equation is scaled, so that the entries of B have the magnitude one.
 - A step of iterative refinement makes the backward error small, or several if B is nearly singular.
+
+Backward errors are those of the equation whose diagonal entries have the magnitude one. So the
+units of a variable do not matter, nor do those of its equation.
 
 If the backward error is not small after that, because a B that is not diagonal is nearly
 singular, the solution is NaN.
@@ -30,6 +33,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Inexact
 
 import jaxrewrite
 
@@ -65,9 +69,9 @@ class _Update(SumSolver):
     def _by_formula(self, b: Any) -> tuple[Any, Any]:
         """The solution by the formula and one step of refinement, and whether it is accurate.
 
-        It is if its backward error is at most the unit of rounding. For a diagonal base this is
-        that of the equation in which the entries of the base have the magnitude one, but for a
-        few that are nearly zero. Scaled by these, residuals of all other rows would not be seen.
+        It is if its backward error is at most the unit of rounding. Where a few entries of the
+        base are nearly zero and the update adds nothing to them, the scale is that of the others:
+        residuals of all other rows would not be seen beside these.
         """
         base, u, v = self.base, self.u, self.v
         axis = b.ndim - 2
@@ -75,7 +79,8 @@ class _Update(SumSolver):
         inverse = jnp.linalg.inv(_capacitance(solved_u, v))
         scale = jnp.ones((b.shape[axis],), b.real.dtype)
         if isinstance(base, Diagonal):
-            scale = _without_zeros(base.d, u.shape[-1])
+            of_rows, of_columns = self._sizes()
+            scale = _without_zeros(base.d, u.shape[-1]) + of_rows * of_columns
         weights = 1 / scale
 
         def once(b: Any) -> Any:
@@ -108,10 +113,7 @@ class _Update(SumSolver):
             one = jnp.ones((*self.base.shape[:-1], 1), b.dtype)
             return self._by_orthonormal_columns(b, _no_units(self.base), one)
         of_rows, of_columns = self._sizes()
-        most = lambda x: x.max(-1, initial=0, keepdims=True)
-        level = jnp.minimum(of_rows * most(of_columns), most(of_rows) * of_columns)
-        small = _tolerance(level)
-        d, units = _raised(self.base.d, level, small, self.u.shape[-1])
+        d, units = _raised(self.base.d, of_rows * of_columns, self.u.shape[-1])
         scale = jnp.sqrt(abs(d))
         rows = scale[..., None]
         scaled = _Update(Diagonal((d / scale) / scale), self.u / rows, self.v)
@@ -149,26 +151,28 @@ class _Update(SumSolver):
             inside = jnp.concatenate([inside + more, of_units], -2)
             return y + in_span(inside - dot(left, times_v(y)))
 
-        # The Frobenius norm of what is added to the base, by products of its small factors.
-        largest = _largest(v_over_scale, (-2, -1))
-        rows = v_over_scale / largest
-        gram = jnp.einsum(
-            "...in,...jn->...ij", rows, rows.conj(), precision=lax.Precision.HIGHEST
+        # Residuals are those of the equation whose diagonal would have the magnitude one.
+        of_rows, of_columns = (
+            jnp.linalg.norm(x, axis=axis) for x, axis in ((u, -1), (v_over_scale, -2))
         )
-        gram = dot(left, gram)
-        of_update = jnp.sqrt(abs((gram * left.conj()).sum((-2, -1), keepdims=True)))
-        of_update = largest * of_update + _norm(units.change[..., None], (-2, -1))
+        weights = 1 / jnp.sqrt(1 + of_rows * of_columns)
+        in_front = weights[..., None]
+        of_update = _norm(in_front * u, (-2, -1)) * _norm(
+            weights[..., None, :] * v_over_scale, (-2, -1)
+        )
+        of_update = of_update + _norm(units.change[..., None], (-2, -1))
 
         def residual(x: Any) -> tuple[Any, Any]:
             of_base = dot_of(base, x)
-            size = _norm(b, -2) + _norm(of_base, -2) + of_update * _norm(x, -2)
+            norm = lambda x: _norm(in_front * x, -2)
+            size = norm(b) + norm(of_base) + of_update * _norm(x / in_front, -2)
             of_q, of_units = jnp.split(dot(left, times_v(x)), [q.shape[-1]], -2)
             of_units = of_units + units.change[..., None] * units.rows(x)
             return b - units.added(of_base + dot(q, of_q), of_units), size
 
         def is_left(state: Any) -> Any:
             count, x, left_over, size = state
-            is_inaccurate = _norm(left_over, -2) > jnp.finfo(x.dtype).eps * size
+            is_inaccurate = _norm(in_front * left_over, -2) > jnp.finfo(x.dtype).eps * size
             return (count == 0) | ((count < _MOST_STEPS) & is_inaccurate.any())
 
         def refined(state: Any) -> Any:
@@ -179,7 +183,9 @@ class _Update(SumSolver):
         x = once(b)
         # Each step is as good as the base is regular: nearly always one is enough.
         _, x, left_over, size = lax.while_loop(is_left, refined, (0, x, *residual(x)))
-        return jnp.where(_norm(left_over, -2) <= _tolerance(x) * size, x, jnp.nan)
+        return jnp.where(
+            _norm(in_front * left_over, -2) <= _tolerance(x) * size, x, jnp.nan
+        )
 
     def _sizes(self) -> tuple[Any, Any]:
         """The lengths of the rows of u, and of the columns of v."""
@@ -192,7 +198,7 @@ class _Update(SumSolver):
         if isinstance(base, Diagonal):
             # The largest numbers that u @ v may have on its diagonal.
             of_rows, of_columns = update._sizes()
-            d, units = _raised(base.d, of_rows * of_columns, _SMALL, u.shape[-1])
+            d, units = _raised(base.d, of_rows * of_columns, u.shape[-1])
             base = Diagonal(d)
         of_base = known_or(base, "known_determinant", Determinant.of_arrays)
         of_base = jaxrewrite.materialise(of_base)
@@ -313,22 +319,25 @@ def _no_units(base: Any) -> _Units:
 # Steps of refinement in the stable way.
 _MOST_STEPS = 8
 
-# For a determinant, an entry of the diagonal is nearly zero below this part of what is added to it:
-# the terms of its inverse in the capacitance would leave few digits to those of all others.
+# An entry of the diagonal is nearly zero below this part of the entry that others would have in its
+# place: the terms of its inverse in the capacitance leave few digits to those of all others.
 _SMALL = 0.03
 
 
-def _raised(d: Any, level: Any, small: float, rank: int) -> tuple[Any, _Units]:
+def _raised(d: Any, added: Any, rank: int) -> tuple[Any, _Units]:
     """A diagonal with its few entries that are nearly zero raised, and what that changed.
 
-    If the matrix is regular, at most as many entries as the rank are zero. An entry is raised to
-    its level, or to the least of all others, if it is less than a ``small`` part of that.
+    An entry is nearly zero beside what is ``added`` to it, of which it is a much smaller part than
+    others of theirs are: it is raised to the same part. Then the term of no row hides those of the
+    others in the capacitance. If the matrix is regular, at most as many entries as the rank are
+    zero. A change of the units of a row and its column changes nothing of this.
     """
     k = rank + 1
-    least, indices = lax.top_k(-abs(lax.stop_gradient(d)), k + 1)
-    level = jnp.minimum(level, -least[..., k:])
-    is_small = abs(d) < small * level
-    level = lax.stop_gradient(level).astype(d.dtype)
+    size, added = (abs(lax.stop_gradient(x)) for x in (d, added))
+    most, indices = lax.top_k(jnp.where(added == 0, 0, added / size), k + 1)
+    level = added / jnp.maximum(most[..., k:], 1)
+    is_small = size < _SMALL * level
+    level = level.astype(d.dtype)
     indices = indices[..., :k]
     at = lambda x: jnp.take_along_axis(x, indices, -1)
     is_used = at(is_small)
@@ -337,6 +346,35 @@ def _raised(d: Any, level: Any, small: float, rank: int) -> tuple[Any, _Units]:
     d = jnp.put_along_axis(d, indices, raised, -1, inplace=False)
     inverse = jnp.where(is_used, 1 / jnp.where(is_used, raised, 1), 0)
     return d, _Units(indices, is_used, change, inverse)
+
+
+def is_positive_definite(
+    d: Inexact[Array, " n"], p: Inexact[Array, "n r"], q: Inexact[Array, "n s"]
+) -> Bool[Array, ""]:
+    """Whether a real matrix ``diag(d) + p @ p.T - q @ q.T`` is positive definite.
+
+    A matrix :math:`D + U S U^T` is where the negative entries of D and the positive eigenvalues
+    of :math:`S^{-1} + U^T D^{-1} U` are as many as the positive ones of S (E. V. Haynsworth,
+    Determination of the inertia of a partitioned Hermitian matrix, Linear Algebra and its
+    Applications 1, 1968). It is ``False`` if more entries of D are zero than the rank.
+    """
+    both = jnp.concatenate([p, q], 1)
+    d, units = _raised(d, (both**2).sum(1), both.shape[1])
+    # A unit that is not used is a column of zeros with a negative number.
+    signs = jnp.array([1] * p.shape[1] + [-1] * q.shape[1], d.dtype)
+    change = jnp.where(units.is_used, units.change, -1)
+    count = len(change)
+    of_units = units.added(
+        jnp.zeros((len(d), count), d.dtype), jnp.eye(count, dtype=d.dtype)
+    )
+    both = jnp.concatenate([both, of_units], 1)
+    small = jnp.diag(jnp.concatenate([signs, 1 / change])) + both.T @ (both / d[:, None])
+    # Signs of eigenvalues stay if rows and columns are scaled alike, and have more digits then.
+    scale = jnp.sqrt(abs(jnp.diagonal(small)))
+    scale = jnp.where(scale > 0, scale, 1)
+    small = small / scale / scale[:, None]
+    signs = (d < 0).sum() + (jnp.linalg.eigvalsh(small) > 0).sum()
+    return (signs == p.shape[1] + (change > 0).sum()) & (d != 0).all()
 
 
 def _without_zeros(d: Any, rank: int) -> Any:

@@ -246,6 +246,34 @@ def test_determinants_where_few_entries_of_a_diagonal_are_small():
         assert error < 3e-6
 
 
+def test_the_units_of_a_variable_do_not_matter():
+    """Its row and its column are larger or smaller than all others by a factor of up to 1e5."""
+    rng, count, n, rank = np.random.default_rng(0), 300, 16, 2
+    units = np.ones((count, n, 1))
+    units[:, :3] = 10 ** rng.uniform(-3, 5, (count, 3, 1))
+    d = 10 ** rng.uniform(-3, -1, (count, n))
+    u = rng.normal(size=(count, n, rank)) * units
+    d, u, y = (np.asarray(x, np.float32) for x in (d, u, units * rng.normal(size=units.shape)))
+    v = lambda d, u: Diagonal(d) + LowRank(u, u.T)
+    solve = lambda d, u, y: implicit(jnp.linalg.solve)(v(d, u), y)
+    log = lambda d, u: implicit(jnp.linalg.slogdet)(v(d, u))[1]
+    x = np.asarray(jax.jit(jax.vmap(solve))(d, u, y), np.float64)
+    logs, slopes = jax.jit(jax.vmap(jax.value_and_grad(log)))(d, u)
+
+    a = d[:, :, None] * np.eye(n) + u.astype(np.float64) @ np.swapaxes(u, 1, 2)
+    scale = np.sqrt(np.diagonal(a, axis1=1, axis2=2))[..., None]
+    norm = functools.partial(np.linalg.norm, axis=(1, 2))
+    scaled = a / scale / np.swapaxes(scale, 1, 2)
+    errors = norm((a @ x - y) / scale) / (norm(scaled, 2) * norm(x * scale) + norm(y / scale))
+    is_regular = np.linalg.cond(scaled) < 1e5
+    assert is_regular.sum() > count / 4
+    assert errors[is_regular].max() < 1e-6
+    assert abs(logs - np.linalg.slogdet(a)[1])[is_regular].max() < 1e-4
+    want = np.diagonal(np.linalg.inv(a), axis1=1, axis2=2) * scale[..., 0] ** 2
+    errors = np.linalg.norm(slopes * scale[..., 0] ** 2 - want, axis=1)
+    assert (errors / np.linalg.norm(want, axis=1))[is_regular].max() < 1e-5
+
+
 def test_determinants_and_solutions_beside_a_nearly_singular_tridiagonal_matrix():
     """The sum is well conditioned. A determinant without right digits is NaN."""
     n = 16
