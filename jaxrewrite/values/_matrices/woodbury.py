@@ -26,6 +26,7 @@ singular, the solution is NaN.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ import jaxrewrite
 
 from .._base.sizes import are_known
 from .._base.structured import inexact
-from .algebra import LinearAlgebra, dot, dot_of, known_or
+from .algebra import LinearAlgebra, diagonal_of, dot, dot_of, known_or
 from .determinant import Determinant, power_of_two
 from .low_rank import LowRank
 from .matrix import adjoint, solve_factor
@@ -77,10 +78,7 @@ class _Update(SumSolver):
         axis = b.ndim - 2
         solved_u = solve_factor(base, u, axis)
         inverse = jnp.linalg.inv(_capacitance(solved_u, v))
-        scale = jnp.ones((b.shape[axis],), b.real.dtype)
-        if isinstance(base, Diagonal):
-            of_rows, of_columns = self._sizes()
-            scale = _without_zeros(base.d, u.shape[-1]) + of_rows * of_columns
+        scale = self._scale() + self._added()
         weights = 1 / scale
 
         def once(b: Any) -> Any:
@@ -109,14 +107,18 @@ class _Update(SumSolver):
         return x, (is_seen & (left <= eps * size)).all()
 
     def _stably(self, b: Any) -> Any:
-        if not isinstance(self.base, Diagonal):
-            one = jnp.ones((*self.base.shape[:-1], 1), b.dtype)
-            return self._by_orthonormal_columns(b, _no_units(self.base), one)
-        of_rows, of_columns = self._sizes()
-        d, units = _raised(self.base.d, of_rows * of_columns, self.u.shape[-1])
-        scale = jnp.sqrt(abs(d))
+        update, base, units = self, self.base, _no_units(self.base)
+        if isinstance(base, Diagonal):
+            d, units = _raised(base.d, self._added(), self.u.shape[-1])
+            scale = jnp.sqrt(abs(d))
+            base = Diagonal((d / scale) / scale)
+        else:
+            update = self._graded()
+            scale = power_of_two(jnp.log2(self._scale()) / 2)
+            inverse = Diagonal((1 / scale).astype(base.dtype))
+            base = inverse @ base @ inverse
         rows = scale[..., None]
-        scaled = _Update(Diagonal((d / scale) / scale), self.u / rows, self.v)
+        scaled = _Update(base, update.u / rows, update.v)
         return scaled._by_orthonormal_columns(b / rows, units.over(scale), rows) / rows
 
     def _by_orthonormal_columns(self, b: Any, units: _Units, scale: Any) -> Any:
@@ -126,7 +128,7 @@ class _Update(SumSolver):
         times_v = lambda x: dot(v, x / scale)
         axis = b.ndim - 2
         # The columns of u become orthonormal to each other and to the unit vectors.
-        q, triangle = jnp.linalg.qr(units.without(u))
+        q, triangle = _orthonormal(units.without(u))
         left = jnp.concatenate([triangle, units.rows(u)], -2)
         solved_q = solve_factor(base, q, axis)
         right = jnp.concatenate(
@@ -152,10 +154,8 @@ class _Update(SumSolver):
             return y + in_span(inside - dot(left, times_v(y)))
 
         # Residuals are those of the equation whose diagonal would have the magnitude one.
-        of_rows, of_columns = (
-            jnp.linalg.norm(x, axis=axis) for x, axis in ((u, -1), (v_over_scale, -2))
-        )
-        weights = 1 / jnp.sqrt(1 + of_rows * of_columns)
+        scaled = _Update(base, u, v_over_scale)
+        weights = 1 / jnp.sqrt(scaled._scale() + scaled._added())
         in_front = weights[..., None]
         of_update = _norm(in_front * u, (-2, -1)) * _norm(
             weights[..., None, :] * v_over_scale, (-2, -1)
@@ -166,9 +166,8 @@ class _Update(SumSolver):
             of_base = dot_of(base, x)
             norm = lambda x: _norm(in_front * x, -2)
             size = norm(b) + norm(of_base) + of_update * _norm(x / in_front, -2)
-            of_q, of_units = jnp.split(dot(left, times_v(x)), [q.shape[-1]], -2)
-            of_units = of_units + units.change[..., None] * units.rows(x)
-            return b - units.added(of_base + dot(q, of_q), of_units), size
+            of_units = units.change[..., None] * units.rows(x)
+            return b - units.added(of_base + dot(u, times_v(x)), of_units), size
 
         def is_left(state: Any) -> Any:
             count, x, left_over, size = state
@@ -187,19 +186,36 @@ class _Update(SumSolver):
             _norm(in_front * left_over, -2) <= _tolerance(x) * size, x, jnp.nan
         )
 
-    def _sizes(self) -> tuple[Any, Any]:
-        """The lengths of the rows of u, and of the columns of v."""
-        return jnp.linalg.norm(self.u, axis=-1), jnp.linalg.norm(self.v, axis=-2)
+    def _added(self) -> Any:
+        """The largest numbers that ``u @ v`` may have on its diagonal, a constant."""
+        u, v = lax.stop_gradient((self.u, self.v))
+        return jnp.linalg.norm(u, axis=-1) * jnp.linalg.norm(v, axis=-2)
+
+    def _scale(self) -> Any:
+        """The magnitudes of the diagonal of the base, a constant; ones if some are zero."""
+        scale = abs(lax.stop_gradient(diagonal_of(self.base)))
+        if isinstance(self.base, Diagonal):
+            return _without_zeros(self.base.d, self.u.shape[-1])
+        return jnp.where((scale > 0).all(-1, keepdims=True), scale, 1)
+
+    def _condition(self, solved_u: Any, scale: Any) -> Any:
+        """How much the base, with units in which ``scale`` is one, changes the columns of u."""
+        root = jnp.sqrt(jnp.asarray(scale, self.u.real.dtype))[..., None]
+        of_base = dot_of(self.base, self.u / root**2)
+        scaled = (self.u / root, solved_u * root, of_base / root)
+        size, *others = (_norm(lax.stop_gradient(x), (-2, -1)) for x in scaled)
+        growths = (other / jnp.where(size == 0, 1, size) for other in others)
+        return math.prod(growths)[..., 0, 0]
 
     def determinant(self) -> Any:
         update = self._balanced()
-        base, u, v = update.base, update.u, update.v
-        units = _no_units(base)
+        base, units = self.base, _no_units(self.base)
         if isinstance(base, Diagonal):
-            # The largest numbers that u @ v may have on its diagonal.
-            of_rows, of_columns = update._sizes()
-            d, units = _raised(base.d, of_rows * of_columns, u.shape[-1])
+            d, units = _raised(base.d, update._added(), self.u.shape[-1])
             base = Diagonal(d)
+        else:
+            update = update._graded()
+        u, v = update.u, update.v
         of_base = known_or(base, "known_determinant", Determinant.of_arrays)
         of_base = jaxrewrite.materialise(of_base)
         if isinstance(base, Diagonal):
@@ -221,9 +237,8 @@ class _Update(SumSolver):
         if isinstance(base, Diagonal):
             return determinant
         # Beside a base that is singular to rounding, the errors of the two have nothing in common.
-        size, *others = (_norm(x, (-2, -1)) for x in (u, solved_u, dot_of(base, u)))
-        growths = (other / jnp.where(size == 0, 1, size) for other in others)
-        condition = lax.stop_gradient(math.prod(growths))[..., 0, 0]
+        conditions = (update._condition(solved_u, scale) for scale in (1, update._scale()))
+        condition = functools.reduce(jnp.minimum, conditions)
         is_known = (condition < 1 / jnp.finfo(u.dtype).eps) & (of_base.unit != 0)
         unit = determinant.unit * jnp.where(is_known, 1, jnp.nan).astype(u.dtype)
         return determinant._replace(unit=unit)
@@ -236,6 +251,19 @@ class _Update(SumSolver):
         )
         scale = power_of_two(jnp.log2(of_u / of_v) / 2)
         return _Update(self.base, self.u / scale[..., None, :], self.v * scale[..., None])
+
+    def _graded(self) -> _Update:
+        """The same matrix, where a column of u has zeros in the largest rows of those after it.
+
+        Then the term of a row that is much larger than others does not hide theirs in the
+        capacitance, if the update is symmetric. Otherwise it hides half of the digits.
+        """
+        rank = self.u.shape[-1]
+        _, rows = lax.top_k(self._added() / self._scale(), rank)
+        largest = jnp.take_along_axis(lax.stop_gradient(self.u), rows[..., None], -2)
+        turned, _ = jnp.linalg.qr(adjoint(largest))
+        u, v = dot(self.u, turned), dot(adjoint(turned), self.v)
+        return _Update(self.base, _without_rounding(u, -1), _without_rounding(v, -2))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +281,8 @@ class _InEigenvectors(SumSolver):
         if not self.spectrum.is_constant:
             # Eigenvectors have no derivatives where two eigenvalues are the same.
             return self.update.determinant()
-        determinant = self._diagonal().determinant()
+        graded = dataclasses.replace(self, update=self.update._balanced()._graded())
+        determinant = graded._diagonal().determinant()
         return Determinant(_like(self.update.u, determinant.unit), determinant.log)
 
     def _diagonal(self) -> _Update:
@@ -385,6 +414,25 @@ def _without_zeros(d: Any, rank: int) -> Any:
     size = abs(lax.stop_gradient(d))
     least = -lax.top_k(-size, rank + 2)[0][..., -1:]
     return jnp.where(size < least / 100, least, size)
+
+
+def _orthonormal(u: Any) -> tuple[Any, Any]:
+    """The factors of a QR decomposition, accurate in each row.
+
+    Householder's reflections are so if the largest rows come first (A. J. Cox and N. J. Higham,
+    Stability of Householder QR factorization for weighted least squares problems, 1998).
+    """
+    order = jnp.argsort(-jnp.linalg.norm(u, axis=-1), -1)
+    q, triangle = jnp.linalg.qr(jnp.take_along_axis(u, order[..., None], -2))
+    back = jnp.argsort(order, -1)
+    return jnp.take_along_axis(q, back[..., None], -2), triangle
+
+
+def _without_rounding(x: Any, axis: int) -> Any:
+    """Zeros for numbers that are rounding errors of a rotation along an axis."""
+    size = jnp.linalg.norm(x, axis=axis, keepdims=True)
+    is_zero = abs(x) < 4 * x.shape[axis] * jnp.finfo(x.dtype).eps * size
+    return x - jnp.where(is_zero, lax.stop_gradient(x), 0)
 
 
 def _diagonal(d: Any) -> Any:

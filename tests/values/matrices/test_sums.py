@@ -246,32 +246,50 @@ def test_determinants_where_few_entries_of_a_diagonal_are_small():
         assert error < 3e-6
 
 
-def test_the_units_of_a_variable_do_not_matter():
-    """Its row and its column are larger or smaller than all others by a factor of up to 1e5."""
+def _diagonal(d, u):
+    return Diagonal(d) + LowRank(u, u.T)
+
+
+def _tridiagonal(d, u):
+    beside = 0.3 * jnp.sqrt(d[1:] * d[:-1])
+    return Tridiagonal(beside, d, beside) + LowRank(u, u.T)
+
+
+@pytest.mark.parametrize("is_scaled", [False, True], ids=["update", "all"])
+@pytest.mark.parametrize("make", [_diagonal, _tridiagonal])
+def test_the_units_of_a_variable_do_not_matter(make, is_scaled):
+    """A row and a column of the update, or of all, differ from others by a factor of up to 1e5."""
     rng, count, n, rank = np.random.default_rng(0), 300, 16, 2
     units = np.ones((count, n, 1))
     units[:, :3] = 10 ** rng.uniform(-3, 5, (count, 3, 1))
-    d = 10 ** rng.uniform(-3, -1, (count, n))
+    d = 10 ** rng.uniform(-3, -1, (count, n)) * (units[..., 0] ** 2 if is_scaled else 1)
     u = rng.normal(size=(count, n, rank)) * units
-    d, u, y = (np.asarray(x, np.float32) for x in (d, u, units * rng.normal(size=units.shape)))
-    v = lambda d, u: Diagonal(d) + LowRank(u, u.T)
-    solve = lambda d, u, y: implicit(jnp.linalg.solve)(v(d, u), y)
-    log = lambda d, u: implicit(jnp.linalg.slogdet)(v(d, u))[1]
+    d, u, y = (
+        np.asarray(x, np.float32) for x in (d, u, units * rng.normal(size=units.shape))
+    )
+    solve = lambda d, u, y: implicit(jnp.linalg.solve)(make(d, u), y)
+    log = lambda d, u: implicit(jnp.linalg.slogdet)(make(d, u))[1]
     x = np.asarray(jax.jit(jax.vmap(solve))(d, u, y), np.float64)
     logs, slopes = jax.jit(jax.vmap(jax.value_and_grad(log)))(d, u)
 
-    a = d[:, :, None] * np.eye(n) + u.astype(np.float64) @ np.swapaxes(u, 1, 2)
+    wide = np.float64(d), np.float64(u)
+    a = np.asarray(jax.vmap(lambda d, u: make(d, u).materialise())(*wide))
     scale = np.sqrt(np.diagonal(a, axis1=1, axis2=2))[..., None]
     norm = functools.partial(np.linalg.norm, axis=(1, 2))
     scaled = a / scale / np.swapaxes(scale, 1, 2)
-    errors = norm((a @ x - y) / scale) / (norm(scaled, 2) * norm(x * scale) + norm(y / scale))
+    errors = norm((a @ x - y) / scale) / (
+        norm(scaled, 2) * norm(x * scale) + norm(y / scale)
+    )
     is_regular = np.linalg.cond(scaled) < 1e5
-    assert is_regular.sum() > count / 4
+    assert is_regular.sum() > count / 8
     assert errors[is_regular].max() < 1e-6
-    assert abs(logs - np.linalg.slogdet(a)[1])[is_regular].max() < 1e-4
-    want = np.diagonal(np.linalg.inv(a), axis1=1, axis2=2) * scale[..., 0] ** 2
-    errors = np.linalg.norm(slopes * scale[..., 0] ** 2 - want, axis=1)
-    assert (errors / np.linalg.norm(want, axis=1))[is_regular].max() < 1e-5
+    assert abs(logs - np.linalg.slogdet(a)[1])[is_regular].max() < 1e-3
+    dense = lambda d, u: jnp.linalg.slogdet(make(d, u).materialise())[1]
+    want = np.asarray(jax.vmap(jax.grad(dense))(*wide))
+    # Beside a base that is not diagonal a slope that is small beside all others has less digits.
+    weights = scale[..., 0] ** 2 if make is _diagonal or is_scaled else 1
+    errors = np.linalg.norm((slopes - want) * weights, axis=1)
+    assert (errors / np.linalg.norm(want * weights, axis=1))[is_regular].max() < 1e-3
 
 
 def test_determinants_and_solutions_beside_a_nearly_singular_tridiagonal_matrix():
@@ -389,12 +407,12 @@ def test_what_no_sum_can_solve_is_not_finite(bulk):
 
 
 def test_a_solution_that_is_too_large_to_be_squared_is_checked(bulk, xla):
-    """In single precision: one too large by far is not finite, and a large one is found."""
+    """In single precision, where a formula has numbers too large by far, and a large solution."""
     solve = jax.jit(implicit(jnp.linalg.solve))
     main, off = jnp.ones(40, "float32"), jnp.zeros(39, "float32")
     update = LowRank(main[:, None], main.at[3].set(0)[None])
     nearly_singular = Tridiagonal(off, main.at[7].set(1e-30), off) + update
-    assert np.isnan(solve(nearly_singular, main)).all()
+    np.testing.assert_allclose(solve(nearly_singular, main), np.eye(40)[7], atol=2e-5)
     small = 1e-30 * (Tridiagonal(off, main, off) + update)
     np.testing.assert_allclose(solve(small, main), np.full(40, 1e30 / 40), rtol=2e-5)
 
