@@ -118,21 +118,24 @@ class _Update(SumSolver):
             inverse = Diagonal((1 / scale).astype(base.dtype))
             base = inverse @ base @ inverse
         rows = scale[..., None]
-        scaled = _Update(base, update.u / rows, update.v)
+        scaled = _Update(base, update.u, update.v)
         return scaled._by_orthonormal_columns(b / rows, units.over(scale), rows) / rows
 
     def _by_orthonormal_columns(self, b: Any, units: _Units, scale: Any) -> Any:
-        """The solution for ``base + u @ (v / scale) + units``."""
-        base, u, v = self.base, self.u, self.v
-        v_over_scale = v / jnp.swapaxes(scale, -1, -2)
-        times_v = lambda x: dot(v, x / scale)
+        """The solution for ``base + (u / scale) @ (v / scale) + units``."""
+        base, u, v = self.base, self.u / scale, self.v / jnp.swapaxes(scale, -1, -2)
+        # Products with the arrays that are there need no memory for those that are scaled.
+        times_u = lambda x: dot(self.u, x) / scale
+        times_v = lambda x: dot(self.v, x / scale)
         axis = b.ndim - 2
         # The columns of u become orthonormal to each other and to the unit vectors.
         q, triangle = _orthonormal(units.without(u))
         left = jnp.concatenate([triangle, units.rows(u)], -2)
-        solved_q = solve_factor(base, q, axis)
         right = jnp.concatenate(
-            [times_v(solved_q), units.columns(v_over_scale) * units.inverse[..., None, :]],
+            [
+                times_v(solve_factor(base, q, axis)),
+                units.columns(v) * units.inverse[..., None, :],
+            ],
             -1,
         )
         of_q = jnp.ones(q.shape[:-2] + q.shape[-1:], q.dtype)
@@ -142,7 +145,8 @@ class _Update(SumSolver):
         def in_span(b: Any) -> Any:
             x = jax.scipy.linalg.lu_solve((lu, pivots), b)
             of_q, of_units = jnp.split(x, [q.shape[-1]], -2)
-            return units.added(dot(solved_q, of_q), of_units * units.inverse[..., None])
+            in_q = solve_factor(base, dot(q, of_q), axis)
+            return units.added(in_q, of_units * units.inverse[..., None])
 
         def once(b: Any) -> Any:
             inside, of_units = dot(adjoint(q), b), units.rows(b)
@@ -154,11 +158,11 @@ class _Update(SumSolver):
             return y + in_span(inside - dot(left, times_v(y)))
 
         # Residuals are those of the equation whose diagonal would have the magnitude one.
-        scaled = _Update(base, u, v_over_scale)
+        scaled = _Update(base, u, v)
         weights = 1 / jnp.sqrt(scaled._scale() + scaled._added())
         in_front = weights[..., None]
         of_update = _norm(in_front * u, (-2, -1)) * _norm(
-            weights[..., None, :] * v_over_scale, (-2, -1)
+            weights[..., None, :] * v, (-2, -1)
         )
         of_update = of_update + _norm(units.change[..., None], (-2, -1))
 
@@ -167,7 +171,7 @@ class _Update(SumSolver):
             norm = lambda x: _norm(in_front * x, -2)
             size = norm(b) + norm(of_base) + of_update * _norm(x / in_front, -2)
             of_units = units.change[..., None] * units.rows(x)
-            return b - units.added(of_base + dot(u, times_v(x)), of_units), size
+            return b - units.added(of_base + times_u(times_v(x)), of_units), size
 
         def is_left(state: Any) -> Any:
             count, x, left_over, size = state
@@ -346,7 +350,7 @@ def _no_units(base: Any) -> _Units:
 
 
 # Steps of refinement in the stable way.
-_MOST_STEPS = 8
+_MOST_STEPS = 32
 
 # An entry of the diagonal is nearly zero below this part of the entry that others would have in its
 # place: the terms of its inverse in the capacitance leave few digits to those of all others.
