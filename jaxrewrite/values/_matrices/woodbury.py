@@ -62,10 +62,21 @@ class _Update(SumSolver):
     base: Any
     u: Any
     v: Any
+    is_flipped: bool = False
+    """Whether u and v are transposes of arrays that are there."""
 
     def solve(self, b: Any) -> Any:
         x, is_accurate = self._by_formula(b)
-        return lax.cond(is_accurate, lambda: x, lambda: self._stably(b))
+        u, v = self.u, self.v
+        if self.is_flipped:
+            # An operand of a conditional is written to memory. These are in memory already.
+            u, v = _flipped(u), _flipped(v)
+
+        def stably() -> Any:
+            factors = (_flipped(u), _flipped(v)) if self.is_flipped else (u, v)
+            return _Update(self.base, *factors)._stably(b)
+
+        return lax.cond(is_accurate, lambda: x, stably)
 
     def _by_formula(self, b: Any) -> tuple[Any, Any]:
         """The solution by the formula and one step of refinement, and whether it is accurate.
@@ -123,7 +134,7 @@ class _Update(SumSolver):
 
     def _by_orthonormal_columns(self, b: Any, units: _Units, scale: Any) -> Any:
         """The solution for ``base + (u / scale) @ (v / scale) + units``."""
-        base, u, v = self.base, self.u / scale, self.v / jnp.swapaxes(scale, -1, -2)
+        base, u, v = self.base, self.u / scale, self.v / _flipped(scale)
         # Products with the arrays that are there need no memory for those that are scaled.
         times_u = lambda x: dot(self.u, x) / scale
         times_v = lambda x: dot(self.v, x / scale)
@@ -439,6 +450,10 @@ def _without_rounding(x: Any, axis: int) -> Any:
     return x - jnp.where(is_zero, lax.stop_gradient(x), 0)
 
 
+def _flipped(x: Any) -> Any:
+    return jnp.swapaxes(x, -1, -2)
+
+
 def _diagonal(d: Any) -> Any:
     return d[..., None] * jnp.eye(d.shape[-1], dtype=d.dtype)
 
@@ -485,7 +500,8 @@ def _(total: Sum) -> SumSolver | None:
     if not isinstance(base, LinearAlgebra) or not base.solvable or not _is_light(base):
         return None
     us, vs = zip(*jaxrewrite.materialise(pairs), strict=True)
-    update = _Update(base, jnp.concatenate(us, -1), jnp.concatenate(vs, -2))
+    is_flipped = len(low) == 1 and low[0].rows == (-1,)
+    update = _Update(base, jnp.concatenate(us, -1), jnp.concatenate(vs, -2), is_flipped)
     spectrum = None if isinstance(base, Diagonal) else spectrum_of(base)
     return update if spectrum is None else _InEigenvectors(spectrum, update)
 
