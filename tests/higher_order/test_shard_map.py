@@ -19,6 +19,7 @@ import jaxrewrite
 from jaxrewrite import _compat, transform, values
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import NF4, Quantised
+from jaxrewrite.values._base.loops import scan
 
 
 # With leak checks each program is compiled anew; those are in test_families.py.
@@ -784,6 +785,25 @@ def test_matrices_whose_leaves_vary_over_different_axes(mesh, make):
         return fn(jaxrewrite.materialise(v))
 
     assert_same_leaves(gradient(implicit), gradient(dense), 1e-4)
+
+
+def test_the_carry_of_a_loop_varies_as_its_last_step_does(mesh):
+    """One part varies after the first step, another after the second, and a third never."""
+
+    def body(x):
+        def step(carry, _):
+            first, second, third, fixed = carry
+            return (first + x.sum(), second + first, third + fixed, fixed), third
+
+        zero = jnp.zeros((), x.dtype)
+        carry, thirds = scan(step, (zero, zero, zero, zero + 1), None, length=3)
+        return jnp.stack([*carry[:2], *thirds])[None]
+
+    got = on(mesh, body, P("i"), P("i"))(X[:4])
+    want = (
+        jnp.outer(X[:4].sum(1), jnp.array([3, 3, 0, 0, 0])).at[:, 2:].set(jnp.arange(3.0))
+    )
+    assert_same(got, want, 1e-5)
 
 
 @jax.custom_vjp

@@ -277,8 +277,7 @@ class _Update(SumSolver):
         _, rows = lax.top_k(self._added() / self._scale(), rank)
         largest = jnp.take_along_axis(lax.stop_gradient(self.u), rows[..., None], -2)
         turned, _ = jnp.linalg.qr(adjoint(largest))
-        u, v = dot(self.u, turned), dot(adjoint(turned), self.v)
-        return _Update(self.base, _without_rounding(u, -1), _without_rounding(v, -2))
+        return _Update(self.base, dot(self.u, turned), dot(adjoint(turned), self.v))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -441,13 +440,6 @@ def _orthonormal(u: Any) -> tuple[Any, Any]:
     q, triangle = jnp.linalg.qr(jnp.take_along_axis(u, order[..., None], -2))
     back = jnp.argsort(order, -1)
     return jnp.take_along_axis(q, back[..., None], -2), triangle
-
-
-def _without_rounding(x: Any, axis: int) -> Any:
-    """Zeros for numbers that are rounding errors of a rotation along an axis."""
-    size = jnp.linalg.norm(x, axis=axis, keepdims=True)
-    is_zero = abs(x) < 4 * x.shape[axis] * jnp.finfo(x.dtype).eps * size
-    return x - jnp.where(is_zero, lax.stop_gradient(x), 0)
 
 
 def _flipped(x: Any) -> Any:

@@ -217,10 +217,11 @@ def test_a_diagonal_with_a_few_entries_that_are_nearly_zero():
     a = d[:, :, None] * np.eye(n) + u.astype(np.float64) @ v
     norm = functools.partial(np.linalg.norm, axis=(1, 2))
     errors = norm(a @ x - y) / (norm(a, 2) * norm(x) + norm(y))
-    is_regular = np.linalg.cond(a) < 1e8
-    assert is_regular.sum() > count / 4
-    assert np.quantile(errors[is_regular], 0.99) < 1e-6
-    assert errors[is_regular].max() < 2e-5
+    is_regular = np.linalg.cond(a) < 1e12
+    assert is_regular.sum() > count / 2
+    assert np.nanquantile(errors[is_regular], 0.99) < 1e-6
+    assert np.nanmax(errors[is_regular]) < 5e-6
+    assert np.isnan(errors[is_regular]).mean() < 0.01
 
 
 def test_determinants_where_few_entries_of_a_diagonal_are_small():
@@ -663,6 +664,18 @@ def test_factors_of_a_complex_sum_solve_with_a_real_right_side():
     fn = lambda a: jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor(a), jnp.ones(16))
     found = jaxrewrite.transform(fn)(v)
     np.testing.assert_allclose(found, fn(jaxrewrite.materialise(v)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_singular_base_whose_eigenvectors_are_known_is_solved_with():
+    """The low rank adds to the one direction in which the matrix is zero."""
+    n = 24
+    laplacian = Circulant(
+        jnp.zeros(n, "float32").at[jnp.array([0, 1, -1])].set([2, -1, -1])
+    )
+    v = laplacian + LowRank(jnp.ones((n, 1), "float32") / n, jnp.ones((1, n), "float32"))
+    y = normal(n).astype("float32")
+    want = np.linalg.solve(np.float64(v.materialise()), np.float64(y))
+    assert_same(implicit(jnp.linalg.solve)(v, y), want.astype("float32"), 2e-5)
 
 
 def test_the_determinant_with_a_base_whose_eigenvectors_are_known():
