@@ -374,7 +374,7 @@ def test_sums_with_harmless_and_with_singular_terms_are_solved_together():
 def test_errors_of_ill_conditioned_updates(kind):
     """In single precision the backward error is small, as that of the dense program is.
 
-    It is 5e-8 for a constant diagonal and 2e-5 at most for a spread one.
+    It is 1.4e-7 at most, or 5e-7 if the update is not symmetric.
     """
     n, rank = 64, 4
     left, _ = np.linalg.qr(RNG.normal(size=(n, rank)))
@@ -393,7 +393,7 @@ def test_errors_of_ill_conditioned_updates(kind):
             y = np.float32(y)
             x, log = map(np.float64, solve(Diagonal(d) + LowRank(a, b), y))
             size = np.linalg.norm(dense, 2) * np.linalg.norm(x) + np.linalg.norm(y)
-            assert np.linalg.norm(dense @ x - y) < 1e-4 * size
+            assert np.linalg.norm(dense @ x - y) < 2e-6 * size
             assert log == pytest.approx(np.linalg.slogdet(dense)[1], rel=1e-5)
 
 
@@ -664,6 +664,20 @@ def test_factors_of_a_complex_sum_solve_with_a_real_right_side():
     fn = lambda a: jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor(a), jnp.ones(16))
     found = jaxrewrite.transform(fn)(v)
     np.testing.assert_allclose(found, fn(jaxrewrite.materialise(v)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_base_with_zeros_on_its_diagonal():
+    """They tell nothing of the scale of their rows, where the update adds nothing, too."""
+    n = 16
+    main = jnp.zeros(n, "float32").at[3].set(1)
+    base = Tridiagonal(jnp.ones(n - 1, "float32"), main, jnp.full(n - 1, 2.0, "float32"))
+    u = jnp.zeros((n, 1), "float32").at[4].set(1e3)
+    v, y = base + LowRank(u, u.T), normal(n).astype("float32")
+    a = np.float64(v.materialise())
+    got = implicit(jnp.linalg.solve)(v, y)
+    assert_same(got, np.linalg.solve(a, np.float64(y)).astype("float32"), 1e-4)
+    got = implicit(jnp.linalg.slogdet)(v)[1]
+    assert_same(got, jnp.float32(np.linalg.slogdet(a)[1]), 1e-5)
 
 
 def test_a_singular_base_whose_eigenvectors_are_known_is_solved_with():
