@@ -110,7 +110,9 @@ class _Update(SumSolver):
         of_x = x * scale[..., None]
         norms = _weighted_norms(weights, [left, b, of_base, of_update, back, of_x])
         left, right, of_base, of_update, back, of_x = norms
-        of_norm = jnp.where(of_update > 0, back / of_update, 0).max(-1, keepdims=True)
+        of_norm = jnp.where(of_update > 0, back / of_update, 0).max(
+            -1, initial=0, keepdims=True
+        )
         size = right + of_base + of_norm * of_x
         eps, tiny = float(jnp.finfo(x.dtype).eps), float(jnp.finfo(x.dtype).tiny)
         # Squares of smaller numbers underflow, and those of larger ones are infinite.
@@ -202,15 +204,21 @@ class _Update(SumSolver):
         )
 
     def _added(self) -> Any:
-        """The largest numbers that ``u @ v`` may have on its diagonal, a constant."""
-        u, v = lax.stop_gradient((self.u, self.v))
-        return jnp.linalg.norm(u, axis=-1) * jnp.linalg.norm(v, axis=-2)
+        """The largest terms that ``u @ v`` has on its diagonal, if they meet; a constant.
+
+        A norm of rows would have squares, which overflow where these products do not.
+        """
+        u, v = (abs(x) for x in lax.stop_gradient((self.u, self.v)))
+        return u.max(-1, initial=0) * v.max(-2, initial=0)
 
     def _scale(self) -> Any:
-        """The magnitudes of the diagonal of the base, a constant; ones if some are zero."""
-        scale = abs(lax.stop_gradient(diagonal_of(self.base)))
+        """The magnitudes of the diagonal of the base, a constant; see `_without_zeros`.
+
+        If the base is not diagonal, and some are zero, all are one.
+        """
         if isinstance(self.base, Diagonal):
             return _without_zeros(self.base.d, self.u.shape[-1])
+        scale = abs(lax.stop_gradient(diagonal_of(self.base)))
         return jnp.where((scale > 0).all(-1, keepdims=True), scale, 1)
 
     def _condition(self, solved_u: Any, scale: Any) -> Any:
@@ -436,7 +444,7 @@ def _orthonormal(u: Any) -> tuple[Any, Any]:
     Householder's reflections are so if the largest rows come first (A. J. Cox and N. J. Higham,
     Stability of Householder QR factorization for weighted least squares problems, 1998).
     """
-    order = jnp.argsort(-jnp.linalg.norm(u, axis=-1), -1)
+    order = jnp.argsort(-abs(u).max(-1, initial=0), -1)
     q, triangle = jnp.linalg.qr(jnp.take_along_axis(u, order[..., None], -2))
     back = jnp.argsort(order, -1)
     return jnp.take_along_axis(q, back[..., None], -2), triangle

@@ -374,7 +374,7 @@ def test_sums_with_harmless_and_with_singular_terms_are_solved_together():
 def test_errors_of_ill_conditioned_updates(kind):
     """In single precision the backward error is small, as that of the dense program is.
 
-    It is 1.4e-7 at most, or 5e-7 if the update is not symmetric.
+    It is 2e-7 at most, or 5e-7 if the update is not symmetric.
     """
     n, rank = 64, 4
     left, _ = np.linalg.qr(RNG.normal(size=(n, rank)))
@@ -664,6 +664,28 @@ def test_factors_of_a_complex_sum_solve_with_a_real_right_side():
     fn = lambda a: jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor(a), jnp.ones(16))
     found = jaxrewrite.transform(fn)(v)
     np.testing.assert_allclose(found, fn(jaxrewrite.materialise(v)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("power", [20, 25, -20, -25])
+@pytest.mark.parametrize("make", [_diagonal, _tridiagonal])
+def test_factors_of_opposite_scales(make, power):
+    """In single precision, where their squares overflow or underflow and their product does not."""
+    n = 16
+    d, u = jnp.arange(2.0, n + 2), normal(n, 2)
+    dense = np.asarray(make(d, u).materialise())
+    base, low = make(d.astype("float32"), u.astype("float32")).terms
+    scale = np.float32(10.0**power)
+    v, y = base + LowRank(low.a * scale, low.b / scale), normal(n)
+    x = implicit(jnp.linalg.solve)(v, y.astype("float32"))
+    assert_same(x, np.linalg.solve(dense, y).astype("float32"), 1e-4)
+    log = implicit(jnp.linalg.slogdet)(v)[1]
+    assert_same(log, jnp.float32(np.linalg.slogdet(dense)[1]), 1e-5)
+
+
+def test_right_sides_without_columns():
+    for make in (_diagonal, _tridiagonal):
+        v = make(jnp.arange(2.0, 18.0), normal(16, 1))
+        assert implicit(jnp.linalg.solve)(v, jnp.zeros((16, 0))).shape == (16, 0)
 
 
 def test_a_base_with_zeros_on_its_diagonal():
