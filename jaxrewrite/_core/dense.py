@@ -14,16 +14,18 @@ from .value import ArrayOrValue, Operand, Value, is_value
 
 
 class Reason(NamedTuple):
-    """Why a value has to become dense, and a remedy for the author of its type."""
+    """Why a value has to become dense, and a remedy, or the method that its type lacks."""
 
     what: str
-    remedy: str
+    remedy: str = ""
+    method: str = ""
 
     def on(self, primitive: Primitive, cls: type) -> str:
         return self.what.format(primitive=primitive.name, cls=cls.__name__)
 
     def remedy_of(self, primitive: Primitive, cls: type[Value]) -> str:
-        return cls._remedies.get(primitive.name, self.remedy.format(cls=cls.__name__))
+        remedy = self.remedy.format(cls=cls.__name__) or missing_method(cls, self.method)
+        return cls._remedies.get(primitive.name, remedy)
 
     def refusal(self, primitive: Primitive, cls: type[Value]) -> MaterialisationError:
         """The error if the policy forbids it."""
@@ -38,6 +40,13 @@ class Reason(NamedTuple):
         text = f"{self.on(primitive, cls)}, which is made dense. {remedy}, or pass "
         text += "materialise='allow' if this is meant."
         return text, primitive.name, cls.__name__, remedy
+
+
+def missing_method(cls: type[Value], method: str) -> str:
+    """What the author of a type can do, or the user of a type of this library."""
+    if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
+        return f"Define {cls.__name__}.{method}"
+    return f"Make it dense before, or define {method} in a subclass of {cls.__name__}"
 
 
 NO_RULE = Reason("No rule for primitive {primitive!r} on {cls}", "Register a rule")
@@ -68,20 +77,11 @@ def make_dense(
     value
         The value, with arrays or atoms of a jaxpr as leaves.
     materialise
-        Makes one layer dense by `materialised`, which may give another value. Its arguments
-        are the value and a function that its result must pass through.
+        Makes one layer dense by `materialised`, and passes the result, which may be another
+        value, through the function that it is given.
     is_enough
-        Whether a value may stay as it is.
-
-    Returns
-    -------
-    Any
-        An array, or an atom, of the value's aval, or a value that may stay.
-
-    Raises
-    ------
-    MaterialisationError
-        If the result does not have the value's aval.
+        Whether a value may stay as it is. Another result that does not have the value's
+        aval is an error.
     """
     expected = aval_of(value)
     what = f"{type(value).__name__}.materialise"

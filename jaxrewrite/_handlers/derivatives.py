@@ -77,7 +77,7 @@ def noting(site: Site, operands: Sequence[Operand]) -> Iterator[None]:
 _NOT_LIFTED = Reason(
     "A custom derivative rule in {primitive!r} gives a {cls}, which says no way back "
     "for its tangents",
-    "Define {cls}.lift_tangent",
+    method="lift_tangent",
 )
 _NOT_WITHIN = Reason(
     "The derivative rule in {primitive!r} may mix the entries of a tangent or put some where "

@@ -28,9 +28,7 @@ from .._joins.zeros import Zeros
 from .adapters import make_denser
 
 
-_NOT_SLICED = Reason(
-    "Primitive {primitive!r} takes slices of a {cls}", "Define {cls}.sliceable"
-)
+_NOT_SLICED = Reason("Primitive {primitive!r} takes slices of a {cls}", method="sliceable")
 
 
 def sliceable(site: Site, x: Operand, length: int) -> Operand:

@@ -34,7 +34,7 @@ _DECIDES = Reason(
 _CHOSEN = Reason(
     "Primitive {primitive!r} takes turns for each element of a batch, of which a {cls} has no "
     "leaves of its own",
-    "Define {cls}.sliceable",
+    method="sliceable",
 )
 
 

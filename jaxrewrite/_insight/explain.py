@@ -340,7 +340,7 @@ def _info(fn: Callable[..., Any], name: str) -> RuleInfo:
 def _made_dense(became_dense: RecordedDense, record: Record) -> MadeDense:
     primitive, cls = record.site.primitive, type(became_dense.value)
     aval = aval_of(became_dense.value)
-    repair = became_dense.reason.remedy.format(cls=cls.__name__)
+    repair = became_dense.reason.remedy_of(primitive, cls)
     if became_dense.reason == NO_RULE:
         repair = missing_rule(primitive.name, record.operands)
     return MadeDense(

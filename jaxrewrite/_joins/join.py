@@ -207,7 +207,7 @@ def fits(site: Site, structure: Structure, joined: Structure) -> bool:
 
 
 _DIFFERS = Reason(
-    "{cls} can't keep one structure through primitive {primitive!r}", "Define {cls}.join"
+    "{cls} can't keep one structure through primitive {primitive!r}", method="join"
 )
 
 

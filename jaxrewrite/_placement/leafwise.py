@@ -23,6 +23,7 @@ from jax.tree_util import (
 from .. import _compat
 from .._compat import UNSPECIFIED
 from .._core.avals import aval_of, children
+from .._core.dense import missing_method
 from .._core.site import Site
 from .._core.value import Value, is_value
 
@@ -78,7 +79,7 @@ def not_split(value: Value, place: Any) -> str:
 def remedy(cls: type[Value]) -> str:
     """What the author, or the user, of a type can do whose leaves are not split."""
     if cls.leaf_specs is Value.leaf_specs:
-        return f"Define {cls.__name__}.leaf_specs"
+        return missing_method(cls, "leaf_specs")
     return f"Split it along other axes: {cls.__name__}.leaf_specs declines these"
 
 

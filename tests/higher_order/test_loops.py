@@ -544,6 +544,16 @@ def test_slicing_a_value_without_the_hook_warns():
         transform(fn)(make("lora"))
 
 
+def test_the_remedy_for_a_type_of_the_library_is_one_that_its_users_have():
+    fn = lambda v: lax.scan(lambda c, row: (c + row, None), jnp.zeros(3), v)
+    v = values.Toeplitz(jnp.arange(3.0), jnp.arange(3.0))
+    remedy = "Make it dense before, or define sliceable in a subclass of Toeplitz"
+    with pytest.raises(jaxrewrite.MaterialisationError, match=remedy):
+        transform(fn, materialise="forbid")(v)
+    [step] = jaxrewrite.explain(fn)(v).steps
+    assert [made.repair for made in step.dense] == [remedy]
+
+
 def test_rounds_that_were_tried_say_nothing():
     """A zero that becomes dense in a loop gives one warning, and none for the first rewriting."""
     fn = lambda z, xs: lax.scan(lambda c, x: (jnp.exp(c) + x, None), z, xs)[0]

@@ -237,7 +237,10 @@ class Holds(jaxrewrite.ArrayValue):
 
 
 UNSPLIT = {
-    "undefined": (Zero((8, 8), jnp.dtype("float32")), r"Define Zero\.leaf_specs"),
+    "undefined": (
+        Zero((8, 8), jnp.dtype("float32")),
+        r"define leaf_specs in a subclass of Zero",
+    ),
     "declined inside": (
         Holds(values.Diagonal(X[0])),
         r"other axes: Diagonal\.leaf_specs declines",
