@@ -5,7 +5,8 @@ The handler asks for it at once and rewrites it. The object's own derivative may
 from the expansion, so it becomes the derivative of a `jax.custom_jvp`.
 
 An object with several independent rules of derivatives stays as it is. Values are made dense
-there. So does a linear function that is written in bits, such as `jnp.ldexp`, with a transpose.
+there. So does a linear function with a transpose that is written in bits, such as `jnp.ldexp`,
+where the types do not know all of these primitives: only the object itself has the transpose.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .._compat import Jaxpr, JaxprEqn
 from .._core.avals import is_annotation
 from .._core.bodies import rewrite_jaxpr
 from .._core.caches import WeakCaches
+from .._core.errors import MaterialisationError
 from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, Value, is_value
@@ -32,10 +34,11 @@ def hi_primitive_handler(site: Site, operands: list[Operand]) -> Results:
     if not _compat.can_be_expanded(site.eqn):
         return NotImplemented
     body, consts = _expansion(site.eqn)
+    likes = [*map(_compat.leaf_aval, consts), *operands]
     is_of_bits = _compat.is_transposed_by_itself(site.eqn) and _is_of_bits(body)
-    if is_of_bits and not any(map(_is_never_dense, operands)):
+    if is_of_bits and not _is_better_in_bits(site, body, likes):
         return NotImplemented
-    rewritten = rewrite_jaxpr(site, body, [*map(_compat.leaf_aval, consts), *operands])
+    rewritten = rewrite_jaxpr(site, body, likes)
     if not rewritten.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
     leaves = [
@@ -49,9 +52,21 @@ def hi_primitive_handler(site: Site, operands: list[Operand]) -> Results:
 handlers["call_hi_primitive"] = hi_primitive_handler
 
 
-def _is_never_dense(x: Operand) -> bool:
-    """Whether only rules for other primitives can help, as for an array with bounds or a mask."""
-    return is_value(x) and is_annotation(x) and type(x).default is Value.default
+def _is_better_in_bits(site: Site, body: Jaxpr, operands: Sequence[Any]) -> bool:
+    """Whether rules and defaults answer for the primitives of a jaxpr, and not for the object.
+
+    That is so for an array with bounds or a mask. The default of another annotation takes the
+    object for what is inside. All other types must remain what they are through the jaxpr.
+    """
+    annotations = [type(x) for x in operands if is_annotation(x)]
+    if annotations:
+        return any(cls.default is Value.default for cls in annotations)
+    settings = site.settings._replace(policy="forbid", recorder=None)
+    try:
+        rewrite_jaxpr(site, body, operands, settings=settings)
+    except MaterialisationError:
+        return False
+    return True
 
 
 def _is_of_bits(body: Jaxpr) -> bool:

@@ -554,6 +554,15 @@ def test_bits_of_masked_numbers():
     masked = transform(lambda v: jnp.ldexp(v, 2))(Masked(X, X > 0.5))
     np.testing.assert_allclose(masked.array, 4 * X, rtol=1e-6)
     np.testing.assert_array_equal(masked.mask, X > 0.5)
+    fn = lambda v: jnp.frexp(v)[0].sum() + jnp.ldexp(v, 2).sum()
+    got = jax.grad(lambda x: transform(fn)(Masked(x, X > 0.5)).array)(X)
+    want = jax.grad(
+        lambda x: jnp.where(X > 0.5, 0, jnp.frexp(x)[0] + jnp.ldexp(x, 2)).sum()
+    )(X)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    masked = transform(jnp.ldexp)(X, Masked(jnp.arange(3), jnp.arange(3) > 1))
+    np.testing.assert_allclose(masked.array, jnp.ldexp(X, jnp.arange(3)))
+    np.testing.assert_array_equal(masked.mask, [[False, False, True]] * len(X))
 
 
 def test_expansions_go_through_rules():

@@ -269,6 +269,13 @@ def _divide(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     return _entry_by_entry(x, y, primitive=primitive, **params)
 
 
+@jaxrewrite.register(jnp.ldexp)
+def _times_power_of_two(x: Masked | ArrayLike, power: Masked | ArrayLike) -> Any:
+    """As a whole, which has a transpose, where JAX writes it in bits, which have none."""
+    result = jnp.ldexp(_array(x), _array(power))
+    return Masked(result, _any_mask((x, power), result.shape))
+
+
 def _within(*operands: Any) -> list[Masked]:
     """The masked arrays among some operands, and within those that annotate one."""
     is_masked = lambda x: isinstance(x, Masked)
