@@ -18,6 +18,7 @@ from jax import lax
 from ._compat import Primitive
 from ._core.annotations import Signature
 from ._core.rules import Rule, checks
+from .primitives import BINARY
 
 
 class Known(NamedTuple):
@@ -205,4 +206,20 @@ def why_never(signature: Signature, takes: Known) -> str | None:
     return None
 
 
-checks.append(_check_applies)
+# Binary primitives whose operands may be exchanged.
+_COMMUTATIVE = frozenset("add add_any mul max min and or xor eq ne eq_to".split())
+
+
+def _check_exchange(rule: Rule, primitives: Sequence[Primitive]) -> None:
+    """Raise `TypeError` if a user's rule would get the operands in the wrong order."""
+    ordered = {*BINARY, "dot_general", "complex"} - _COMMUTATIVE
+    for primitive in primitives:
+        if rule.mirrored and primitive.name in ordered:
+            raise TypeError(
+                f"Rule {rule} has exchange='operands', but the order of the operands of primitive "
+                f"{primitive.name!r} matters. With exchange='types' the rule gets them in the "
+                "order of the program."
+            )
+
+
+checks += [_check_applies, _check_exchange]

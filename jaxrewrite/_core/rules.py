@@ -275,8 +275,8 @@ class Table:
             If a name is not the name of a primitive, or ``exchange`` is another word.
         TypeError
             If the rule's annotations cannot be dispatched on, a rule with ``exchange`` does
-            not have two operands, or the rule can never be called: its operands or
-            parameters are not those of the primitive.
+            not have two operands, one with ``"operands"`` is for a primitive where their
+            order matters, or the rule can never be called.
 
         Examples
         --------
@@ -315,9 +315,10 @@ class Table:
                 raise TypeError(f"A rule must be a function, not a {type(fn).__name__}.")
             signature = read_signature(fn, sys._getframe(1).f_locals, types)
             rule = Rule(fn, signature, precedence)
+            twin = None if exchange is None else _twin(rule, exchange)
             for check in checks:
-                check(rule, primitives)
-            self._add(primitives, rule, None if exchange is None else _twin(rule, exchange))
+                check(twin or rule, primitives)
+            self._add(primitives, rule, twin)
             return fn
 
         return decorate

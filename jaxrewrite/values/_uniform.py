@@ -22,6 +22,7 @@ from jaxrewrite.extend import Zeros
 from ._base.contract import labels, sides, transpose
 from ._base.gathers import fills
 from ._base.scatters import SCATTER, applies_function
+from ._base.sizes import checked_shape
 from ._base.structured import (
     Structured,
     batch_of,
@@ -91,8 +92,8 @@ class Zero(Uniform):
     _nothing: Any = nothing_field()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "of_shape", _checked_shape("Zero", self.of_shape))
-        object.__setattr__(self, "of_dtype", jnp.dtype(self.of_dtype))
+        object.__setattr__(self, "of_shape", checked_shape("Zero", "of_shape", self.of_shape))
+        object.__setattr__(self, "of_dtype", jnp.result_type(self.of_dtype))
         # A value is weakly typed if its leaves of its own dtype are.
         object.__setattr__(self, "_nothing", self._nothing.astype(self.of_dtype))
 
@@ -165,7 +166,7 @@ class Constant(Uniform):
     def __post_init__(self) -> None:
         if jnp.ndim(self.fill):
             raise ValueError(f"Constant: fill has shape {jnp.shape(self.fill)}, not ().")
-        object.__setattr__(self, "of_shape", _checked_shape("Constant", self.of_shape))
+        object.__setattr__(self, "of_shape", checked_shape("Constant", "of_shape", self.of_shape))
 
     def aval(self) -> Any:
         shape = (*jnp.shape(self.fill), *self.of_shape)
@@ -235,13 +236,6 @@ def register(*names: Any, **options: Any) -> Callable[[Any], Any]:
         return rule
 
     return decorate
-
-
-def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
-    shape = tuple(shape)
-    if any(n < 0 for n in shape):
-        raise ValueError(f"{name}: of_shape is {shape}, with a negative size.")
-    return shape
 
 
 # --- numbers that are metadata ------------------------------------------------------------

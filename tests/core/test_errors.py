@@ -457,6 +457,15 @@ def test_exchanged_rules_have_two_operands():
             return v
 
 
+@pytest.mark.parametrize("name", ["sub", "div", "pow", "lt", "dot_general"])
+def test_operands_whose_order_matters_are_not_exchanged(name):
+    with pytest.raises(TypeError, match=rf"{name!r} matters. With exchange='types'"):
+
+        @jaxrewrite.Rules().register("add", name, exchange="operands")
+        def _(v: Plain, x: jax.Array, **params):
+            return v
+
+
 def test_what_is_exchanged_is_operands_or_types():
     with pytest.raises(ValueError, match="exchange is 'operands' or 'types'; got 'both'"):
         jaxrewrite.Rules().register("sub", exchange="both")

@@ -348,9 +348,10 @@ def choose_the_other(which, x, v, **params):
     return jnp.where(which, x, v.x)
 
 
-@a_rule("order of operands", "sub of an array jit", "sub", "va", exchange="operands")
-def difference_of_either(v, y, **params):
-    return type(v)(v.x - y)
+@a_rule("order of operands", "sub of an array jit", "sub", "va", exchange="types")
+def difference_of_either(x, y, **params):
+    v, array = (x, y) if isinstance(x, Plain) else (y, x)
+    return type(v)(v.x - array)
 
 
 @a_rule("a constant of the shape", "reduce_sum along axis 0 (one row) jit", "reduce_sum")

@@ -1,6 +1,11 @@
-"""What is known about sizes that may be symbolic, for all ready types."""
+"""What is known about sizes that may be symbolic, and what constructors take as sizes."""
 
 from __future__ import annotations
+
+import operator
+from typing import Any
+
+from jax.export import is_symbolic_dim
 
 from jaxrewrite._axes.sizes import (
     are_known as are_known,
@@ -11,3 +16,33 @@ from jaxrewrite._axes.sizes import (
     known as known,
     least_bound as least_bound,
 )
+
+
+def checked_size(name: str, field: str, size: Any) -> Any:
+    """A size for a type of that name, as a Python integer, or symbolic.
+
+    Raises
+    ------
+    TypeError
+        If it is not an integer.
+    ValueError
+        If it is negative.
+    """
+    if is_symbolic_dim(size):
+        return size
+    try:
+        checked = operator.index(size)
+    except TypeError as error:
+        raise TypeError(f"{name}: {field} is {size!r}, not an integer.") from error
+    if checked < 0:
+        raise ValueError(f"{name}: {field} is {checked}, which is negative.")
+    return checked
+
+
+def checked_shape(name: str, field: str, shape: Any) -> tuple[Any, ...]:
+    """A shape as a tuple of sizes; one size is a shape with one axis, as in `jax.numpy`."""
+    try:
+        sizes = tuple(shape)
+    except TypeError:
+        sizes = (shape,)
+    return tuple(checked_size(name, field, size) for size in sizes)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Inexact
 import jaxrewrite
 
 from .._base.loops import scan
-from .._base.sizes import are_known
+from .._base.sizes import are_known, checked_size
 from .._base.structured import alike, as_inexact, differs, zero_unless
 from .determinant import Determinant
 from .matrix import Matrix, check_square, nan_if_any_is, on_axis, solve_columns, unpivoted
@@ -156,9 +156,9 @@ class Banded(_Bands):
     upper: int = jaxrewrite.field(static=True)
 
     def __post_init__(self) -> None:
-        for name, count in (("lower", self.lower), ("upper", self.upper)):
-            if count < 0:
-                raise ValueError(f"Banded: {name} is {count}, which is negative.")
+        for name in ("lower", "upper"):
+            count = checked_size("Banded", name, getattr(self, name))
+            object.__setattr__(self, name, count)
         shape, k = jnp.shape(self.bands), self.lower + self.upper + 1
         if len(shape) < 2 or shape[-2] != k:
             raise ValueError(

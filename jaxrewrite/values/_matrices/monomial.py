@@ -18,7 +18,7 @@ import jaxrewrite
 from jaxrewrite import register
 from jaxrewrite.extend import Zeros
 
-from .._base.sizes import known
+from .._base.sizes import checked_size, known
 from .._base.structured import (
     are_rows_of_identity,
     batch_of,
@@ -261,10 +261,9 @@ class Identity(OnDiagonal):
     def __init__(
         self, rows: int, of_dtype: Any = jnp.float32, of_batch: Sequence[int] = ()
     ):
-        if rows < 0:
-            raise ValueError(f"Identity: rows is {rows}, which is negative.")
+        rows = checked_size("Identity", "rows", rows)
         vars(self).update(
-            rows=rows, of_dtype=jnp.dtype(of_dtype), _nothing=nothing(of_batch)
+            rows=rows, of_dtype=jnp.result_type(of_dtype), _nothing=nothing(of_batch)
         )
 
     @property
@@ -384,8 +383,7 @@ class ScalarMatrix(OnDiagonal):
     rows: int = jaxrewrite.field(static=True)
 
     def __post_init__(self) -> None:
-        if self.rows < 0:
-            raise ValueError(f"ScalarMatrix: rows is {self.rows}, which is negative.")
+        object.__setattr__(self, "rows", checked_size("ScalarMatrix", "rows", self.rows))
 
     def aval(self) -> Any:
         return jax.core.ShapedArray((*self.c.shape, self.rows, self.rows), self.c.dtype)
@@ -514,7 +512,7 @@ class Permutation(Matrix):
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "of_dtype", jnp.dtype(self.of_dtype))
+        object.__setattr__(self, "of_dtype", jnp.result_type(self.of_dtype))
         if jnp.ndim(self.order) == 0:
             raise ValueError("Permutation: order must have at least one axis.")
         if not jnp.issubdtype(self.order.dtype, jnp.integer):

@@ -16,6 +16,7 @@ from jaxrewrite import bind, register
 from jaxrewrite.extend import Zeros
 
 from .._base.gathers import fills
+from .._base.sizes import checked_size
 from .._base.structured import (
     are_below,
     are_rows_of_identity,
@@ -55,14 +56,16 @@ class Rows(Matrix):
         return on_axis(self.weights(), len(self.batch), x.ndim, axis) * x
 
     def columns(self) -> Any:
-        """The indices in a wide dtype; ``classes`` stands for a negative index, a row of zeros."""
+        """The indices in a wide signed dtype; ``classes`` for one out of range, a row of zeros."""
         indices = self.indices
         if indices.dtype.itemsize < 4:
             indices = indices.astype(jnp.int32)
-        return jnp.where(indices < 0, self.classes, indices)
+        inside = (indices >= 0) & (indices < self.classes)
+        signed = f"int{8 * indices.dtype.itemsize}"
+        return jnp.where(inside, indices, self.classes).astype(signed)
 
     def inside(self) -> Any:
-        return (self.indices >= 0) & (self.columns() < self.classes)
+        return self.columns() < self.classes
 
     def shape_of(self, dtype: Any) -> Any:
         *batch, n = self.indices.shape
@@ -102,8 +105,10 @@ class Rows(Matrix):
             return other.transposed().times(self.transposed()).transposed()
         columns, last = self.columns(), other.indices.ndim - 1
         missing = jnp.take_along_axis(
-            other.indices, columns, last, mode="fill", fill_value=other.classes
+            other.columns(), columns, last, mode="fill", fill_value=other.classes
         )
+        if other.classes <= jnp.iinfo(other.indices.dtype).max:
+            missing = missing.astype(other.indices.dtype)
         if isinstance(self, OneHot) and isinstance(other, OneHot):
             return OneHot(missing, other.classes, -1, self.of_dtype)
         weights = self.weights() * _rows_at(other.weights(), columns, last)
@@ -183,7 +188,7 @@ class OneHot(Rows):
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "of_dtype", jnp.dtype(self.of_dtype))
+        object.__setattr__(self, "of_dtype", jnp.result_type(self.of_dtype))
         _check(self)
 
     @classmethod
@@ -305,8 +310,7 @@ def _check(v: Any) -> None:
         raise ValueError(f"{name}: indices must have at least one axis.")
     if not jnp.issubdtype(v.indices.dtype, jnp.integer):
         raise ValueError(f"{name}: indices must be integers; got {v.indices.dtype}.")
-    if v.classes < 0:
-        raise ValueError(f"{name}: classes is {v.classes}, which is negative.")
+    object.__setattr__(v, "classes", checked_size(name, "classes", v.classes))
     if v.axis not in (-1, -2):
         raise ValueError(f"{name}: axis is {v.axis}, not -1 or -2.")
     if disproved(are_below, v.indices, static=(v.classes,)):

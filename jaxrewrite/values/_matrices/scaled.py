@@ -205,6 +205,8 @@ class Scaled(LinearAlgebra, Linear):
         size = abs(self.scale)
         sign = self.rescaled(jnp.where(size > 0, jnp.sign(self.scale), jnp.nan))
         signed = transform(jnp.multiply)(self.x, sign.factor())
+        if isinstance(signed, Scaled):
+            return NotImplemented  # A multiple of the array is of no kind that knows more.
         factor = known_of(signed, "known_cholesky")
         if factor is NotImplemented:
             return NotImplemented
