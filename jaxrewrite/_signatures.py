@@ -66,9 +66,22 @@ def completed(primitive: Primitive, params: Mapping[str, Any]) -> dict[str, Any]
     """The parameters of a primitive, with ``None`` where JAX's own functions leave it.
 
     Derivatives and lowerings of JAX need them, also where the primitive is bound without.
+
+    Raises
+    ------
+    TypeError
+        If the primitive is known to have other parameters.
     """
     signature = known(primitive)
-    return (dict.fromkeys(signature.absent) if signature else {}) | dict(params)
+    if signature is None:
+        return dict(params)
+    complete = dict.fromkeys(signature.absent) | dict(params)
+    other = [name for name in complete if name not in signature.params]
+    missing = [name for name in signature.params if name not in complete]
+    if other or missing:
+        problem = f"takes no {other[0]}" if other else f"needs {', '.join(missing)}"
+        raise TypeError(f"Primitive {primitive.name!r} {problem}. It has {signature}.")
+    return complete
 
 
 _VARIADIC = {
@@ -207,7 +220,9 @@ def why_never(signature: Signature, takes: Known) -> str | None:
 
 
 # Binary primitives whose operands may be exchanged.
-_COMMUTATIVE = frozenset("add add_any mul max min and or xor eq ne eq_to".split())
+_COMMUTATIVE = frozenset(
+    ["add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne", "eq_to"]
+)
 
 
 def _check_exchange(rule: Rule, primitives: Sequence[Primitive]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -82,7 +83,7 @@ class Cheapest:
     limit: float = math.inf
 
     def __post_init__(self) -> None:
-        if not self.limit >= 0:
+        if not isinstance(self.limit, numbers.Real) or not self.limit >= 0:
             raise ValueError(f"limit is a number of bytes; got {self.limit!r}.")
 
     def rewriter(self, rewriting: Rewriting) -> Rewriter:

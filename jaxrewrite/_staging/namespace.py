@@ -33,12 +33,13 @@ def transformed_namespace(
         original = getattr(module, attribute)
         if not _is_function(original):
             return original
+        if isinstance(original, jax.numpy.ufunc):
+            return _transformed_ufunc(original)
+        if original is jax.numpy.frompyfunc:
+            return _frompyfunc
         transformed: Any = transform(original)
         if any(name in _AXES for name in _parameters(original)):
             return _with_names(transformed)
-        if isinstance(original, jax.numpy.ufunc):
-            for method in _UFUNC_METHODS:
-                setattr(transformed, method, transform(getattr(original, method)))
         return transformed
 
     def __getattr__(attribute: str) -> Any:
@@ -52,6 +53,18 @@ def transformed_namespace(
         return [attribute for attribute in dir(module) if not attribute.startswith("_")]
 
     return __getattr__, __dir__
+
+
+def _transformed_ufunc(original: jax.numpy.ufunc) -> Any:
+    transformed: Any = transform(original)
+    for method in _UFUNC_METHODS:
+        setattr(transformed, method, transform(getattr(original, method)))
+    return transformed
+
+
+@functools.wraps(jax.numpy.frompyfunc)
+def _frompyfunc(*args: Any, **kwargs: Any) -> Any:
+    return _transformed_ufunc(jax.numpy.frompyfunc(*args, **kwargs))
 
 
 # The parameters that may be names of axes. Those of `tensordot` are of two arrays.
@@ -106,5 +119,9 @@ def _named(value: Value) -> Any:
 
 
 def _is_function(x: object) -> bool:
-    """Whether ``x`` computes something. Classes and dtypes can be called, but do not."""
-    return callable(x) and not inspect.isclass(x) and not hasattr(x, "dtype")
+    """Whether ``x`` computes something. Classes and dtypes can be called, but do not.
+
+    Functions of NumPy itself, such as `numpy.save`, take arrays out of JAX.
+    """
+    is_numpys = str(getattr(x, "__module__", None)).partition(".")[0] == "numpy"
+    return callable(x) and not (inspect.isclass(x) or hasattr(x, "dtype") or is_numpys)

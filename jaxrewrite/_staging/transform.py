@@ -154,7 +154,7 @@ def tables_of(rules: Tables) -> tuple[Table, ...]:
 
 def known_policy(policy: Policy) -> str | hooks.Policy:
     """The policy for what a user passed as ``materialise``; `ValueError` if it is none."""
-    if not isinstance(policy, str) and callable(getattr(policy, "rewriter", None)):
+    if not isinstance(policy, (str, type)) and callable(getattr(policy, "rewriter", None)):
         return policy
     if policy not in POLICIES:
         raise ValueError(

@@ -1,7 +1,8 @@
 """`jax.numpy`, with every function transformed.
 
 Each function takes and returns values and arrays, as a program does under ``transform``.
-Constants and dtypes are those of `jax.numpy`. Nothing is built before it is used.
+Constants and dtypes are those of `jax.numpy`, and functions that take arrays out of JAX, such as
+``save``, are those of NumPy. Nothing is built before it is used.
 
 Examples
 --------

@@ -152,8 +152,9 @@ def stack_adapters(trees: Sequence[Any]) -> Any:
     >>> run(stacked, jnp.array([0, 1, 2, 1]), jnp.ones((4, 3)))
     Array([12., 24., 36., 24.], dtype=float32)
     """
-    if not trees:
-        raise ValueError("stack_adapters: there is no pytree.")
+    if not isinstance(trees, (list, tuple)) or not trees:
+        got = "an empty list" if trees == [] else f"a {type(trees).__name__}"
+        raise ValueError(f"stack_adapters: trees is a list of pytrees; got {got}.")
     flat = [jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_value) for tree in trees]
     paths = [[path for path, _ in leaves] for leaves, _ in flat]
     if any(tree_paths != paths[0] for tree_paths in paths):

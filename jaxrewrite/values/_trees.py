@@ -136,7 +136,7 @@ def adapt(
     ('NF4', True)
     """
     if not isinstance(rank, (int, np.integer)) or rank < 1:
-        raise ValueError(f"adapt: rank is {rank}; it must be an integer of at least 1.")
+        raise ValueError(f"adapt: rank is {rank!r}; it must be an integer of at least 1.")
     check_key("adapt", key)
     rounded = None
     if bits is not None:
@@ -368,6 +368,8 @@ def train_only(optimiser: Any, labels: Callable[[Any], Any]) -> Any:
 
     Raises
     ------
+    TypeError
+        If ``labels`` is no function.
     ValueError
         If ``update`` is called without the parameters.
 
@@ -386,6 +388,12 @@ def train_only(optimiser: Any, labels: Callable[[Any], Any]) -> Any:
     >>> new.w.q.dtype, new.b
     (dtype('int8'), Array([[-0.1, -0.1, -0.1, -0.1]], dtype=float32))
     """
+
+    if not callable(labels):
+        raise TypeError(
+            f"train_only: labels is a {type(labels).__name__}. It must be a function of the "
+            'parameters, such as lambda params: freeze(params, {Lora: ["w"]}).'
+        )
 
     def init(params: Any) -> Any:
         return optimiser.init(partition(params, labels(params))[0])

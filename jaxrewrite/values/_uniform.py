@@ -92,7 +92,9 @@ class Zero(Uniform):
     _nothing: Any = nothing_field()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "of_shape", checked_shape("Zero", "of_shape", self.of_shape))
+        object.__setattr__(
+            self, "of_shape", checked_shape("Zero", "of_shape", self.of_shape)
+        )
         object.__setattr__(self, "of_dtype", jnp.result_type(self.of_dtype))
         # A value is weakly typed if its leaves of its own dtype are.
         object.__setattr__(self, "_nothing", self._nothing.astype(self.of_dtype))
@@ -166,7 +168,9 @@ class Constant(Uniform):
     def __post_init__(self) -> None:
         if jnp.ndim(self.fill):
             raise ValueError(f"Constant: fill has shape {jnp.shape(self.fill)}, not ().")
-        object.__setattr__(self, "of_shape", checked_shape("Constant", "of_shape", self.of_shape))
+        object.__setattr__(
+            self, "of_shape", checked_shape("Constant", "of_shape", self.of_shape)
+        )
 
     def aval(self) -> Any:
         shape = (*jnp.shape(self.fill), *self.of_shape)

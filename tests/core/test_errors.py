@@ -444,6 +444,14 @@ def test_rules_are_tables(rules):
         testing.check_rule("neg", jnp.ones(2), rules=rules)
 
 
+def test_parameters_that_a_primitive_does_not_have():
+    for call in (jaxrewrite.bind, testing.check_rule):
+        with pytest.raises(TypeError, match="'neg' takes no foo. It has 1 operand and no"):
+            call("neg", Plain(jnp.ones(2)), foo=1)
+        with pytest.raises(TypeError, match="'dot_general' needs dimension_numbers"):
+            call("dot_general", Plain(jnp.ones(2)), jnp.ones(2))
+
+
 def test_a_mesh_comes_before_the_rules():
     with pytest.raises(TypeError, match="must be a jax.sharding.Mesh, not a list"):
         jaxrewrite.shardings(jnp.ones(2), [(".*", None)], None)

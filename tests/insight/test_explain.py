@@ -271,6 +271,11 @@ def test_no_values_and_bad_programs():
     assert str(report).endswith("implicit (1 of dense).")
     with pytest.raises(TypeError, match="takes a function"):
         explain(3)
+    with pytest.raises(ValueError, match=r"materialise= must be .*got <class .*Cheapest"):
+        explain(jnp.sin, materialise=jaxrewrite.Cheapest)
+    for limit in (None, "1", -1, float("nan")):
+        with pytest.raises(ValueError, match="limit is a number of bytes; got"):
+            jaxrewrite.Cheapest(limit=limit)
     with pytest.raises(ValueError, match="materialise= must be"):
         explain(jnp.sin, materialise="never")
     with pytest.raises(jax.errors.TracerBoolConversionError):

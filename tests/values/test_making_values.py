@@ -162,6 +162,51 @@ def test_indices_whose_dtype_does_not_hold_the_number_of_classes():
             values.OneHot(indices, 127)
 
 
+WITH_SIZES = {
+    "Zero: of_shape": (lambda n: values.Zero((2, n)), (2, 3)),
+    "Constant: of_shape": (lambda n: values.Constant(1.0, (2, n)), (2, 3)),
+    "Identity: rows": (values.Identity, (3, 3)),
+    "ScalarMatrix: rows": (lambda n: values.ScalarMatrix(jnp.ones(()), n), (3, 3)),
+    "OneHot: classes": (lambda n: values.OneHot(jnp.array([0]), n), (1, 3)),
+    "Picked: classes": (lambda n: values.Picked(jnp.ones(1), jnp.array([0]), n), (1, 3)),
+    "Banded: lower": (lambda n: values.Banded(jnp.ones((4, 5)), n, 0), (5, 5)),
+}
+
+
+@pytest.mark.parametrize("field", WITH_SIZES)
+def test_sizes_are_integers(field):
+    make, shape = WITH_SIZES[field]
+    for size in (3, np.int64(3), jnp.array(3)):
+        v = make(size)
+        assert v.shape == shape and isinstance(hash(jax.tree.structure(v)), int)
+    for size in (3.0, "3", None, (3, 3)):
+        with pytest.raises(TypeError, match=f"{field} is .*, not an integer"):
+            make(size)
+    with pytest.raises(ValueError, match=f"{field} is -1, which is negative"):
+        make(-1)
+
+
+def test_a_shape_may_be_one_size():
+    assert values.Zero(3).shape == values.Constant(1.0, 3).shape == (3,)
+
+
+@pytest.mark.filterwarnings("ignore:.*truncated")
+@pytest.mark.parametrize("dtype", [int, float, complex, "float64", "int8"])
+def test_dtypes_are_those_of_jax_in_32_bits(dtype):
+    """As those of `jnp.zeros`, which has 32 bits where 64 are not on."""
+    x = jnp.ones(2, dtype)
+    for v in (
+        values.Zero((2, 2), dtype),
+        values.Identity(2, dtype),
+        values.OneHot(jnp.array([0, 1]), 2, of_dtype=dtype),
+        values.Permutation(jnp.array([1, 0]), dtype),
+    ):
+        assert v.dtype == jaxrewrite.materialise(v).dtype == x.dtype
+        assert_same(jaxrewrite.numpy.matmul(v, x), v.materialise() @ x, 0)
+        added = jaxrewrite.transform(jax.lax.add, materialise="allow")(v, v.materialise())
+        assert_same(added, 2 * v.materialise(), 0)
+
+
 def test_weights_are_pruned_by_one_program():
     program = jax.make_jaxpr(lambda w: jax.tree.leaves(values.NMSparse.prune(w)))
     assert len(program(jnp.ones((8, 3))).eqns) == 1

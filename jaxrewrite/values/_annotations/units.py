@@ -7,7 +7,7 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -43,6 +43,8 @@ class Units:
     ------
     ValueError
         If a string cannot be read, or a name is not a word.
+    TypeError
+        If ``units`` is none of these.
 
     Examples
     --------
@@ -66,8 +68,13 @@ class Units:
             exponents = dict(units.exponents)
         elif isinstance(units, str):
             exponents = _parse(units)
-        else:
+        elif isinstance(units, Mapping):
             exponents = {_word(name): Fraction(e) for name, e in units.items()}
+        else:
+            raise TypeError(
+                "Units are a string such as 'm s^-2', a mapping of names to exponents, Units, or "
+                f"those of Pint or Astropy; got a {type(units).__name__}."
+            )
         sorted_ = tuple(sorted((n, e) for n, e in exponents.items() if e))
         object.__setattr__(self, "exponents", sorted_)
 

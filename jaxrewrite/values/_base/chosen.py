@@ -36,7 +36,12 @@ def chosen_leaves(
     candidates = [i for i, leaf in enumerate(leaves) if may_choose(leaf)]
     positions = [i for i in candidates if where(paths[i], leaves[i])]
     if not positions:
-        raise ValueError(f"{caller}: where chose none of the leaves: {_listed(paths)}.")
+        asked = [paths[i] for i in candidates]
+        others = [path for path in paths if path not in asked]
+        text = f"where chose none of the leaves: {_listed(asked)}."
+        text = text if asked else "there is no leaf that where may choose."
+        text += f" Others can't be chosen: {_listed(others)}." * bool(others)
+        raise ValueError(f"{caller}: {text}")
     return positions
 
 

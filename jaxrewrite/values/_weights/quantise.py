@@ -125,12 +125,11 @@ def quantise(
     for i, path in zip(
         positions, shown([paths[i] for i in positions], progress), strict=True
     ):
+        own = None if axes is None else axes_of_leaf("quantise", axes, path, leaves[i])
         try:
-            if axes is None:
-                own = None
+            if own is None:
                 leaves[i] = _quantised(leaves[i], bits, options)
             else:
-                own = axes_of_leaf("quantise", axes, path, leaves[i])
                 leaves[i] = quantised_along(own, leaves[i], bits, options)
         except ValueError as error:
             raise ValueError(

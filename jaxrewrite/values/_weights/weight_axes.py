@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -128,11 +129,27 @@ def axes_of_leaf(caller: str, axes: AnyAxes, path: str, w: Any) -> WeightAxes:
                 "axes=((1,), (2,)) for stacked kernels of shape (layers, in, out)."
             )
         axes = (0,), (1,)
-    groups = [tuple(group) for group in axes]
-    if not all(-w.ndim <= axis < w.ndim for group in groups for axis in group):
+    rows, cols = _groups(caller, axes, path)
+    if not all(-w.ndim <= axis < w.ndim for axis in rows + cols):
         raise ValueError(f"{caller}: {path} has shape {w.shape}, and no axes {axes}.")
-    rows, cols = (tuple(axis % w.ndim for axis in group) for group in groups)
-    return WeightAxes(rows, cols)
+    found = WeightAxes(*(tuple(axis % w.ndim for axis in group) for group in (rows, cols)))
+    if len({*found.rows, *found.cols}) < len(found.rows + found.cols):
+        raise ValueError(f"{caller}: {path} has an axis that is twice in axes {axes}.")
+    return found
+
+
+def _groups(caller: str, axes: Any, path: str) -> list[tuple[int, ...]]:
+    """The axes that are summed, and those that are kept."""
+    try:
+        groups = [tuple(map(operator.index, group)) for group in axes]
+    except TypeError:
+        groups = []
+    if len(groups) != 2:
+        raise ValueError(
+            f"{caller}: axes says {axes!r} of {path}. It must be the axes that are summed and those "
+            "that are kept, such as ((0,), (1,))."
+        )
+    return groups
 
 
 class _Record:

@@ -114,6 +114,14 @@ def test_units_that_can_not_be_defined(name, units, factor, words):
         register_unit(name, units, factor)
 
 
+@pytest.mark.parametrize("units", [None, 1, Unitful(1.0, "km")])
+def test_what_is_no_units(units):
+    message = f"mapping of names.*; got a {type(units).__name__}"
+    for call in (Units, Unitful(jnp.ones(2), "m").to, lambda u: register_unit("n", u)):
+        with pytest.raises(TypeError, match=message):
+            call(units)
+
+
 def made(package):
     """The units of a package: kilometres, hours, metres and seconds."""
     if package == "pint":

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.linalg as scipy_in_jax
 import numpy as np
 import pytest
 import scipy.linalg
@@ -18,6 +19,7 @@ from jaxrewrite.values import (
     Diagonal,
     Identity,
     Kronecker,
+    Matrix,
     Permutation,
     ScalarMatrix,
     Scaled,
@@ -260,6 +262,45 @@ def test_multiples_of_matrices_that_no_type_calls_symmetric(bulk):
         assert_same(found[1], factors(dense, 2 * s), 1e-8)
     fn = lambda v, s: jnp.linalg.eigvalsh(v / s)
     assert_same(implicit(fn)(blocks, 1.7), fn(blocks.materialise(), 1.7), 1e-8)
+
+
+class Small(Matrix):
+    """What a matrix has to define, and no more."""
+
+    d: jax.Array
+
+    def aval(self):
+        return jax.core.ShapedArray((*self.d.shape, self.d.shape[-1]), self.d.dtype)
+
+    def materialise(self):
+        return self.d[..., :, None] * jnp.eye(self.d.shape[-1], dtype=self.d.dtype)
+
+    def apply(self, x, axis, precision=None):
+        return jnp.moveaxis(jnp.moveaxis(x, axis, -1) * self.d, -1, axis)
+
+    def transposed(self):
+        return self
+
+
+class Added(Small):
+    """The symmetric part of one is a multiple of it."""
+
+    def plus(self, other):
+        return Added(self.d + other.d)
+
+
+@pytest.mark.parametrize("cls", [Small, Added])
+def test_factors_of_multiples_of_a_matrix_that_knows_none_of_them(cls, bulk):
+    v = cls(jnp.array([4.0, 9.0]))
+    for fn in (
+        lambda v: jnp.linalg.cholesky(2 * v),
+        jnp.linalg.cholesky,
+        lambda v: jnp.linalg.cholesky(-2 * v),
+        lambda v: scipy_in_jax.solve(2 * v, jnp.ones(2), assume_a="pos"),
+        lambda v: jnp.linalg.eigvalsh(v / 2),
+    ):
+        got = jaxrewrite.materialise(jaxrewrite.transform(fn, materialise="allow")(v))
+        assert_same(got, fn(v.materialise()), 1e-8)
 
 
 @pytest.mark.slow

@@ -339,6 +339,37 @@ def test_rows_of_rows():
     )
 
 
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32"])
+def test_products_with_narrow_or_unsigned_indices_out_of_range(dtype, axis):
+    """An index of a class that the dtype of the other indices can't hold is no class."""
+    extremes = np.array([0, 1, np.iinfo(dtype).max, np.iinfo(dtype).min], dtype)
+    table = normal(0, 2, 3)
+
+    @jax.jit
+    def products(i, j):
+        found = []
+        for weigh in (lambda v: v, lambda v: v * 2.0):
+            v = weigh(OneHot(i, 2))
+            w = OneHot(j[:2], 300)
+            found.append(dense(v @ w if axis == -1 else (w.T @ v.T).T))
+            found.append(dense(v @ table))
+        return found
+
+    one, other = (
+        (extremes.astype(np.int64)[:n, None] == np.arange(classes)).astype(np.float32)
+        for n, classes in ((4, 2), (2, 300))
+    )
+    want = [one @ other, one @ table, 2 * one @ other, 2 * one @ table]
+    jax.tree.map(close, products(extremes, extremes), want)
+    swapped = extremes[::-1].copy()
+    jax.tree.map(
+        close,
+        products(np.array([0, 1], dtype), swapped)[0],
+        (swapped[:2, None].astype(np.int64) == np.arange(300)).astype(np.float32),
+    )
+
+
 def test_rows_of_no_class_are_zero():
     """Out-of-range indices that are known only when the program runs give rows of zeros."""
     indices = jnp.array([-1, 2, 7], jnp.int8)

@@ -184,6 +184,8 @@ def test_an_optimiser_of_all_leaves_trains_some(no_leak_checks):
     for name in base:
         same = jax.tree.map(np.array_equal, params[name].w, got[0][name].w)
         assert all(jax.tree.leaves(same))
+    with pytest.raises(TypeError, match="labels is a dict. It must be a function"):
+        train_only(optax.sgd(0.1), {})
     with pytest.raises(ValueError, match="needs the parameters"):
         whole.update(params, want[1])
 

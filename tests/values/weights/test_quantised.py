@@ -647,6 +647,16 @@ BAD = {
     r"chose none of the leaves: a/0(, a/\d+){19}\.?$": lambda: quantise(
         {"a": [S] * 20}, lambda *_: False
     ),
+    "no leaf that where may choose. Others can't be chosen: a.": lambda: quantise(
+        {"a": Quantised.quantise(jnp.ones((2, 2)))}, lambda *_: True
+    ),
+    "quantise: axes says .0, 1. of a. It must be": lambda: quantise(
+        {"a": S}, lambda *_: True, axes=(0, 1)
+    ),
+    "quantise: axes says 'x' of a": lambda: quantise({"a": S}, lambda *_: True, axes="x"),
+    "a has an axis that is twice": lambda: quantise(
+        {"a": S}, lambda *_: True, axes=((0,), (-2,))
+    ),
     "a/19, and 1 more": lambda: quantise({"a": [S] * 21}, lambda *_: False),
     "bits is 'NF4'.*'nf4'": lambda: quantise({"a": S}, lambda *_: True, "NF4"),
     "bits is 'int8'.* 2 to 8": lambda: quantise({"a": S}, lambda *_: True, "int8"),

@@ -156,7 +156,8 @@ def test_pytrees_that_share_no_weights_are_refused():
         ([one, {"first": base["first"]}], "different paths"),
         ([one, turned], "adapters of first have different axes"),
         ([one, dropped], "adapter of first has a Dropped in it"),
-        ([], "there is no pytree"),
+        ([], "a list of pytrees; got an empty list"),
+        (base, "a list of pytrees; got a dict"),
     ]:
         with pytest.raises(ValueError, match=f"stack_adapters: .*{told}"):
             stack_adapters(those)
