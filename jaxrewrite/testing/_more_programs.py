@@ -106,6 +106,10 @@ def _rare_moves(v: Any, x: Any) -> Iterator[Named]:
     start = jnp.asarray(len(x) + 2)
     row = lambda v, i: lax.dynamic_slice_in_dim(v, i, 1)
     yield of("dynamic_slice", row, v, start, how="out of range")
+    for axis, length in enumerate(x.shape):
+        if length > 1:
+            rest = with_params(lax.dynamic_slice_in_dim, slice_size=length - 1, axis=axis)
+            yield of("dynamic_slice", rest, v, 1, how=f"from the second along axis {axis}")
     upon = lambda x, v, i: lax.dynamic_update_slice_in_dim(x, v, i, 0)
     yield of("dynamic_update_slice", upon, x, v, 0, how="of an array")
     # One row twice, and one that is outside, which JAX drops.
@@ -149,6 +153,11 @@ def _rare_products(v: Any, x: Any) -> Iterator[Named]:
     yield of("dot_general", _contracting(every, every), v, x, how="over all axes")
     yield of("dot_general", _contracting((), ()), v, x, how="over no axis")
     if rank > 1:
+        vector = numbers(x.shape[:1], x.dtype)
+        first = _contracting(0, 0)
+        yield of("dot_general", first, v, vector, how="over the first axis with a vector")
+        vector = numbers(x.shape[-1:], x.dtype)
+        yield of("dot_general", _contracting(0, last), vector, v, how="of a vector")
         several = _contracting(last, last, 0, 0)
         yield of("dot_general", several, v, x, how="for each row")
         yield of("dot_general", several, x, v, how="for each row of an array")

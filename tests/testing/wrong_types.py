@@ -348,6 +348,30 @@ def choose_the_other(which, x, v, **params):
     return jnp.where(which, x, v.x)
 
 
+@a_rule(
+    "the axis that is summed",
+    "dot_general over the first axis with a vector jit",
+    "dot_general",
+    "va",
+    value=X[:, :3],
+)
+def product_of_rows(v, x, *, dimension_numbers, **params):
+    contracted, batch = dimension_numbers
+    if x.ndim != 1 or len(contracted[0]) != 1 or batch[0]:
+        return NotImplemented
+    return v.x @ x
+
+
+@a_rule(
+    "the start along an axis",
+    "dynamic_slice from the second along axis 1 jit",
+    "dynamic_slice",
+    "vaa",
+)
+def slice_of_rows(v, row, column, *, slice_sizes, **params):
+    return lax.dynamic_slice(v.x, (row, 0 * column), slice_sizes)
+
+
 @a_rule("order of operands", "sub of an array jit", "sub", "va", exchange="types")
 def difference_of_either(x, y, **params):
     v, array = (x, y) if isinstance(x, Plain) else (y, x)
