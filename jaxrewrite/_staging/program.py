@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_leaves, tree_unflatten
 
@@ -114,14 +115,14 @@ class Program:
         return step if eqn is step.eqn else step._replace(call=_binding(eqn))
 
     def _plain(self, results: list[Any]) -> list[Any]:
-        """Results, with arrays of NumPy for the constants among them.
+        """Results, with arrays of JAX for the constants among them, as `jax.jit` returns them.
 
-        While JAX traces, these are of a subclass of its own, which can't be pickled nor copied.
+        While JAX traces, these are of a subclass of NumPy's, which can't be pickled nor copied.
         """
         for i in self._constants:
             x = results[i]
-            if isinstance(x, np.ndarray) and getattr(x, "weak_type", None) is False:
-                results[i] = np.asarray(x)
+            if isinstance(x, np.ndarray) and x.dtype != jax.dtypes.float0:
+                results[i] = jnp.asarray(x)
         return results
 
     def _is_called(self) -> bool:

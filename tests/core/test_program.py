@@ -487,12 +487,14 @@ def test_collections_pause_until_the_last_thread_is_done():
     assert gc.isenabled()
 
 
-def test_constants_of_numpy_come_out_as_such():
-    """JAX's own arrays of constants can't be copied, and so no value with one could be."""
-    fn = transform(lambda v, y: (y.sum(), (-v, np.arange(3), -Zero((3,), jnp.float32))))
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray])
+def test_constants_come_out_as_arrays_of_jax(make):
+    """As under `jax.jit`. What JAX has of them while it traces can't be copied."""
+    table = np.arange(3, dtype=np.float32)
+    fn = transform(lambda v, y: (y.sum(), (-v, make(table), -Zero((3,), jnp.float32))))
     results = jax.value_and_grad(fn, 1, has_aux=True)(V, Y)[0]
     for _, (v, constant, zero) in (fn(V, Y), results):
-        assert type(constant) is np.ndarray
+        assert isinstance(constant, jax.Array) and constant.at[0].set(1)[0] == 1
         copied = jax.jit(lambda x: x)(copy.deepcopy(zero))
         assert isinstance(copied, Zero) and isinstance(v, Scaled)
 
