@@ -550,6 +550,19 @@ def test_derivatives_of_functions_that_are_written_in_bits(make_value):
     np.testing.assert_allclose(jax.grad(implicit)(X[0]), jax.grad(dense)(X[0]), rtol=1e-6)
 
 
+def test_functions_that_are_written_in_bits_keep_names():
+    fn = lambda v: (jnp.frexp(v), jnp.ldexp(v, 2), jnp.ldexp(1.0, v.astype(int)))
+    named = transform(fn)(Named(X, ("a", "b")))
+    for got, want in zip(jax.tree.leaves(named), jax.tree.leaves(fn(X)), strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert {v.names for v in (*named[0], *named[1:])} == {("a", "b")}
+    rows = transform(jnp.ldexp)(Named(X[0], ("b",)), jnp.ones((2, 3), int))
+    assert rows.names == (None, "b") and rows.shape == (2, 3)
+    loss = lambda v: (jnp.frexp(v)[0] * jnp.ldexp(v, 2)).sum()
+    got = jax.grad(lambda x: transform(loss)(Named(x, ("a", "b"))))(X)
+    np.testing.assert_allclose(got, jax.grad(loss)(X), rtol=1e-6)
+
+
 def test_bits_of_masked_numbers():
     masked = transform(lambda v: jnp.ldexp(v, 2))(Masked(X, X > 0.5))
     np.testing.assert_allclose(masked.array, 4 * X, rtol=1e-6)

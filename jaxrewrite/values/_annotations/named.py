@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 from jaxrewrite.primitives import BINARY, CUMULATIVE, REDUCTION, UNARY
@@ -210,6 +210,21 @@ _ENTRY_BY_ENTRY = (*BINARY, "complex", "clamp", "select_n", "concatenate", "pad"
 )
 def _keep(*operands: Any, primitive: Any, **params: Any) -> Any:
     return _bind(primitive, operands, _aligned(primitive, operands), params)
+
+
+@annotation_rule(Named, "bitcast_convert_type")
+def _bits(x: Named, *, primitive: Any, **params: Any) -> Any:
+    """The bits of each entry, if they are one number."""
+    result = primitive.bind(x.array, **params)
+    return Named(result, _names(x)) if result.shape == x.shape else NotImplemented
+
+
+@jaxrewrite.register(jnp.ldexp)
+def _times_power_of_two(x: Named | ArrayLike, power: Named | ArrayLike) -> Any:
+    """As a whole, which has a transpose, where JAX writes it in bits, which have none."""
+    product = jaxrewrite.transform(jnp.multiply)(x, power)
+    result = jnp.ldexp(_array(x), _array(power))
+    return Named(result, product.names) if isinstance(product, Named) else result
 
 
 @annotation_rule(Named, "psum", "psum_invariant", "pmax", "pmin")
