@@ -67,8 +67,16 @@ def noting(site: Site, operands: Sequence[Operand]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if isinstance(error, jax.errors.UnexpectedTracerError):
+            add_note(error, _CLOSES_OVER)
         add_note(error, describe(site, operands))
         raise
+
+
+_CLOSES_OVER = (
+    "jaxrewrite: the derivative rule closes over an array of the transformed function. Pass it to "
+    "the function of the rule as an argument, or return it from the forward rule as a residual."
+)
 
 
 # --- which results stay values ---------------------------------------------------

@@ -1049,6 +1049,22 @@ def test_rules_may_close_over_arrays_of_the_function(fn, no_leak_checks):
         close(allow(jax.grad(fn, 1))(v, 2.0), want)
 
 
+def test_a_backward_rule_that_closes_over_a_value_says_what_to_do(no_leak_checks):
+    def fn(w, x):
+        @jax.custom_vjp
+        def f(y):
+            return (w @ y).sum()
+
+        f.defvjp(lambda y: ((w @ y).sum(), None), lambda _, ct: (ct * w.sum(0),))
+        return f(x)
+
+    with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
+        jax.grad(allow(fn), 1)(values.Diagonal(jnp.ones(3)), jnp.ones(3))
+    assert any(
+        "return it from the forward rule as a residual" in x for x in caught.value.__notes__
+    )
+
+
 def test_second_derivatives_of_a_rule_that_closes_over_a_value(no_leak_checks):
     """The rule calls the function, whose rule it is."""
 
