@@ -18,7 +18,7 @@ from jax import lax
 from ._compat import Primitive
 from ._core.annotations import Signature
 from ._core.rules import Rule, checks
-from .primitives import BINARY
+from .primitives import BINARY, COMMUTATIVE
 
 
 class Known(NamedTuple):
@@ -219,15 +219,9 @@ def why_never(signature: Signature, takes: Known) -> str | None:
     return None
 
 
-# Binary primitives whose operands may be exchanged.
-_COMMUTATIVE = frozenset(
-    ["add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne", "eq_to"]
-)
-
-
 def _check_exchange(rule: Rule, primitives: Sequence[Primitive]) -> None:
     """Raise `TypeError` if a user's rule would get the operands in the wrong order."""
-    ordered = {*BINARY, "dot_general", "complex"} - _COMMUTATIVE
+    ordered = {*BINARY, "dot_general", "complex"}.difference(COMMUTATIVE)
     for primitive in primitives:
         if rule.mirrored and primitive.name in ordered:
             raise TypeError(

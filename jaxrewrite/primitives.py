@@ -72,6 +72,9 @@ total order of floating-point numbers, as `jax.numpy.searchsorted` does."""
 ADDITIVE = _present("add add_any sub")
 """Linear in both operands together."""
 
+COMMUTATIVE = _present("add add_any mul max min and or xor eq ne eq_to")
+"""Two operands, entry by entry, whose order does not matter."""
+
 BINARY = (
     *_present(
         "add add_any sub mul div rem max min pow atan2 nextafter and or xor shift_left "

@@ -257,7 +257,7 @@ class Table:
         exchange
             Register the rule also for its two operands in the opposite order, unless there
             is a rule for that order. With ``"operands"`` it is then called with the operands
-            exchanged, in the order of its parameters: for a commutative primitive. With
+            exchanged, in the order of its parameters: for `primitives.COMMUTATIVE`. With
             ``"types"`` it gets them in the order of the program. The types of its parameters
             then say which two operands meet, not which of them comes first.
         types

@@ -13,10 +13,11 @@ from .._analyses.calls import Number, is_move
 from .._analyses.graph import Graph
 from .._compat import Jaxpr, Literal, Primitive
 from .._core.caches import BoundedCache, WeakCaches
+from ..primitives import COMMUTATIVE
 from .bodies import is_hole_scan
 from .pattern import Pattern
 from .probe import Form, Forms
-from .search import COMMUTATIVE, is_open_at, root
+from .search import is_open_at, root
 from .view import Facts, Frame, Location, Watch, chain, facts_of, look_at, resolve
 
 

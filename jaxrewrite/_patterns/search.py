@@ -10,6 +10,7 @@ from .._analyses.calls import Number, can_match, is_move
 from .._analyses.graph import Graph, Node, Ref
 from .._analyses.same import same_equation
 from .._compat import JaxprEqn
+from ..primitives import COMMUTATIVE
 from .bodies import Body, Group, groups, is_empty_slices, is_hole_scan, same_scan
 from .view import (
     Location,
@@ -22,8 +23,6 @@ from .view import (
     users_behind_moves,
 )
 
-
-COMMUTATIVE = {"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"}
 
 # A balanced sum of 16 terms has 32768 orders. A search gives up after so many steps.
 _MAX_STEPS = 2000

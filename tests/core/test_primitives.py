@@ -114,6 +114,15 @@ def test_entries_of_the_result_are_those_of_two_entries():
     assert all(whole[name].dtype == bool for name in primitives.COMPARISON)
 
 
+def test_the_order_of_operands_matters_but_for_commutative_ones():
+    pairs = {name: (samples(name), samples(name, 1)) for name in primitives.BINARY}
+    for name, (x, y) in pairs.items():
+        if np.isnan(function(name)(x, y)).all():
+            continue
+        alike = np.array_equal(function(name)(x, y), function(name)(y, x), equal_nan=True)
+        assert alike == (name in primitives.COMMUTATIVE), name
+
+
 def superposed(fn, xs, ys):
     """``fn`` of a combination of operands, and the combination of its results."""
     together = fn(*(2 * x - 3 * y for x, y in zip(xs, ys, strict=True)))

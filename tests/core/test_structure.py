@@ -26,7 +26,8 @@ PACKAGE = pathlib.Path(jaxrewrite.__file__).parent
 ROOMS_BELOW = {
     "_compat": set(),
     "_core": {"_compat"},
-    "_signatures": {"_compat", "_core"},
+    "primitives": {"_compat", "_core"},
+    "_signatures": {"_compat", "_core", "primitives"},
     "_analyses": {"_compat", "_core"},
     "_joins": {"_analyses", "_compat", "_core", "_staging"},
     "_functions": {"_compat", "_core"},
@@ -37,13 +38,12 @@ ROOMS_BELOW = {
     "_members": {"_core"},
     "_batched": {"_array_value", "_axes", "_compat", "_core", "_display", "_staging"},
     "_placement": {"_compat", "_core"},
-    "primitives": {"_compat", "_core"},
     "_handlers": {
         *("_analyses", "_axes", "_batched", "_compat", "_core", "_functions", "_joins"),
         *("_placement", "_signatures", "_staging", "primitives"),
     },
     "_interop": {"_analyses", "_compat", "_core", "_handlers", "_joins", "_staging"},
-    "_patterns": {"_analyses", "_compat", "_core", "_staging"},
+    "_patterns": {"_analyses", "_compat", "_core", "_staging", "primitives"},
     "extend": {"_core", "_joins"},
     "numpy": {"_staging"},
     "_insight": {
