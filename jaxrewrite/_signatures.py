@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
+from . import _compat
 from ._compat import Primitive
-from ._core.annotations import Signature
+from ._core.annotations import Signature, shown
 from ._core.rules import Rule, checks
-from .primitives import BINARY, COMMUTATIVE
+from .primitives import COMMUTATIVE
 
 
 class Known(NamedTuple):
@@ -66,21 +67,20 @@ def completed(primitive: Primitive, params: Mapping[str, Any]) -> dict[str, Any]
     """The parameters of a primitive, with ``None`` where JAX's own functions leave it.
 
     Derivatives and lowerings of JAX need them, also where the primitive is bound without.
-
-    Raises
-    ------
-    TypeError
-        If the primitive is known to have other parameters.
     """
     signature = known(primitive)
-    if signature is None:
-        return dict(params)
-    complete = dict.fromkeys(signature.absent) | dict(params)
-    other = [name for name in complete if name not in signature.params]
-    missing = [name for name in signature.params if name not in complete]
-    if other or missing:
-        problem = f"takes no {other[0]}" if other else f"needs {', '.join(missing)}"
-        raise TypeError(f"Primitive {primitive.name!r} {problem}. It has {signature}.")
+    return (dict.fromkeys(signature.absent) if signature else {}) | dict(params)
+
+
+def checked(primitive: Primitive, params: Mapping[str, Any]) -> dict[str, Any]:
+    """`completed` parameters; `TypeError` if the primitive is known to have others."""
+    signature, complete = known(primitive), completed(primitive, params)
+    if signature is not None:
+        other = [name for name in complete if name not in signature.params]
+        missing = [name for name in signature.params if name not in complete]
+        if other or missing:
+            problem = f"takes no {other[0]}" if other else f"needs {', '.join(missing)}"
+            raise TypeError(f"Primitive {primitive.name!r} {problem}. It has {signature}.")
     return complete
 
 
@@ -221,11 +221,12 @@ def why_never(signature: Signature, takes: Known) -> str | None:
 
 def _check_exchange(rule: Rule, primitives: Sequence[Primitive]) -> None:
     """Raise `TypeError` if a user's rule would get the operands in the wrong order."""
-    ordered = {*BINARY, "dot_general", "complex"}.difference(COMMUTATIVE)
+    of_jax = _compat.primitives_by_name()
     for primitive in primitives:
-        if rule.mirrored and primitive.name in ordered:
+        is_of_jax = of_jax.get(primitive.name) is primitive
+        if rule.mirrored and is_of_jax and primitive.name not in COMMUTATIVE:
             raise TypeError(
-                f"Rule {rule} has exchange='operands', but the order of the operands of primitive "
+                f"Rule {shown(rule.fn)} has exchange='operands', but the order of the operands of primitive "
                 f"{primitive.name!r} matters. With exchange='types' the rule gets them in the "
                 "order of the program."
             )

@@ -152,6 +152,7 @@ from .wrappers import (
     JAXPRS as JAXPRS,
     OWN_RULES as OWN_RULES,
     ForwardRule as ForwardRule,
+    closes_over_tracers as closes_over_tracers,
     is_bookkeeping as is_bookkeeping,
     is_wrapped_function as is_wrapped_function,
     same_derivatives as same_derivatives,

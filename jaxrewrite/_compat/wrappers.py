@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import jax.extend.core as jex_core
@@ -18,8 +19,9 @@ from jax._src.core import Trace, TraceTag
 # The wrapper and the debug info that trace_to_jaxpr_dynamic takes. WrappedFun: derivative
 # rules are wrapped so in the parameters of an equation.
 from jax._src.linear_util import WrappedFun, wrap_init
+from jax.tree_util import tree_leaves
 
-from .types import ClosedJaxpr, Jaxpr, JaxprEqn, ShapedArray
+from .types import ClosedJaxpr, Jaxpr, JaxprEqn, ShapedArray, Tracer
 
 
 JAXPRS = (Jaxpr, ClosedJaxpr)
@@ -137,6 +139,36 @@ def derivative_of(fn: Any) -> Any:
         inner = [held[name] for name in names if is_wrapped_function(held.get(name))]
         fn = inner[0] if inner else fn.f
     return fn
+
+
+def closes_over_tracers(rule: Any) -> bool:
+    """Whether a user's derivative rule holds arrays of a trace, in functions or data at any depth."""
+    seen, rest = set(), [derivative_of(rule)]
+    while rest:
+        x = rest.pop()
+        if isinstance(x, Tracer):
+            return True
+        if id(x) not in seen:
+            seen.add(id(x))
+            rest += _held(x)
+    return False
+
+
+def _held(x: Any) -> list[Any]:
+    """What a function holds besides its code, or the leaves of data."""
+    if isinstance(x, FunctionType):
+        return [*(x.__closure__ or ()), *(x.__defaults__ or ())]
+    if isinstance(x, CellType):
+        try:
+            return [x.cell_contents]
+        except ValueError:  # The variable has no value yet.
+            return []
+    if isinstance(x, MethodType):
+        return [x.__func__, x.__self__]
+    if isinstance(x, functools.partial):
+        return [x.func, *x.args, *x.keywords.values()]
+    wrapped = getattr(x, "__wrapped__", None)
+    return tree_leaves(x) if wrapped is None else [wrapped]
 
 
 def _captured(fn: Any) -> Mapping[str, Any]:

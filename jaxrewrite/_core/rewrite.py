@@ -39,16 +39,15 @@ from .traces import Flat, Rewriting, checked_results
 from .value import Operand, Results, Value, is_value
 
 
-# Adds the rewritten form of an equation on its operands. Returns the results, or
-# `NotImplemented`.
+# Adds the rewritten form of an equation on its operands. Returns its results, or NotImplemented.
 Handler = Callable[[Site, list[Operand]], Results]
 
-# The handlers of the higher-order primitives, by name, because JAX exports only some of
-# the primitives as objects.
+# The handlers of the higher-order primitives, by name: JAX exports only some as objects.
 handlers: dict[str, Handler] = {}
+# By the same names, whether a handler has to see an equation on arrays alone.
+sees_arrays: dict[str, Callable[[JaxprEqn], bool]] = {}
 
-# The handlers that are asked before the rules for a higher-order primitive: rules for
-# functions have one.
+# The handlers that are asked before the rules for a higher-order primitive, as for functions.
 before_rules: list[Handler] = []
 
 # Handlers of the primitives that return their operands or move them as a whole, so that
@@ -223,11 +222,12 @@ class Rewriter(Builder):
             self.eqns.append(new)
 
     def _open_primitives(self, jaxpr: Jaxpr) -> Set[Primitive]:
-        """The primitives of a jaxpr that rules for dense operands, or passes, may see inside of."""
+        """The primitives of a jaxpr that are rewritten also if no operand is a value."""
         dense = self.rewriting.dense_primitives
         if not dense and not self.rewriting.passes:
-            return dense
-        primitives = set(map(operator.attrgetter("primitive"), jaxpr.eqns))
+            sees = [(eqn, sees_arrays.get(eqn.primitive.name)) for eqn in jaxpr.eqns]
+            return {eqn.primitive for eqn, is_seen in sees if is_seen and is_seen(eqn)}
+        primitives = {eqn.primitive for eqn in jaxpr.eqns}
         return {p for p in primitives if p in dense or p.name in handlers}
 
     def _is_known_unchanged(self, eqn: JaxprEqn, operands: Sequence[Operand]) -> bool:

@@ -17,14 +17,14 @@ from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
-from .._compat import Jaxpr, Literal, Tree
+from .._compat import Jaxpr, JaxprEqn, Literal, Tree
 from .._core.avals import avals_of
 from .._core.builder import Rewritten
-from .._core.rewrite import handlers
+from .._core.rewrite import handlers, sees_arrays
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
-from .._staging.closures import run_rule
+from .._staging.closures import arrays_of_call, run_rule
 from .._staging.program import function_of, run_on_values
 from .adapters import MakeDense
 from .derivatives import (
@@ -60,10 +60,11 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
     within = functools.partial(_within, site, operands)
     function = rewrite_call(site, operands, within)
     rewritten, refused = function
-    if not rewritten.changed and not any(map(is_value, operands)):
+    symbolic = site.params["symbolic_zeros"]
+    closes_over = _closes_over(site.eqn)
+    if not (rewritten.changed or closes_over or any(map(is_value, operands))):
         return NotImplemented  # The equation stays as it is.
     num_hoisted, num_consts = len(rewritten.consts), site.params["num_consts"]
-    symbolic = site.params["symbolic_zeros"]
     settings = site.settings
     in_tree = tree_structure(operands)
     call = function_of(rewritten, site.params["call_jaxpr"])
@@ -85,16 +86,17 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
             residuals, primals = _apply_forward(
                 site, rule, operands[num_consts:], nonzero(perturbed), settings, structures
             )
+            of_call = _backward_of_call(site, residuals, settings) if closes_over else None
 
         def recompute() -> list[Any]:
             return tree_unflatten(rewritten.out_tree, call(*leaves))
 
         results = bring_primals(primals, structures, recompute)
         saved = residuals, _values(operands), _values(results), _in_shapes(perturbed)
-        return tree_leaves(results), saved
+        return tree_leaves(results), (*saved, of_call)
 
     def backward(saved: Any, leaf_cotangents: Sequence[Any]) -> Any:
-        residuals, ins, outs, shapes = saved
+        residuals, ins, outs, shapes, of_call = saved
         ins, outs = _with_arrays(ins, site.eqn.invars), _with_arrays(outs, site.outvars)
         cotangents_of_leaves = chunks(leaf_cotangents, outs)
         with noting(site, ins):
@@ -111,7 +113,7 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
             with use_settings(settings.of_traced()):
                 rule.restore(nonzero(perturbed))
             pulled = [None] * num_consts + _apply_backward(
-                site, residuals, cotangents, settings
+                site, residuals, cotangents, settings, of_call
             )
             of_leaves = [
                 pull_back(operand, cotangent if is_perturbed else None, settings, site)
@@ -141,6 +143,14 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
 
 
 handlers["custom_vjp_call"] = custom_vjp_handler
+
+
+def _closes_over(eqn: JaxprEqn) -> bool:
+    """Whether the backward rule needs arrays of the function around it."""
+    return _compat.closes_over_tracers(eqn.params["bwd"])
+
+
+sees_arrays["custom_vjp_call"] = _closes_over
 
 
 def _in_shapes(flags: Sequence[bool]) -> list[Any]:
@@ -188,41 +198,95 @@ def _apply_forward(
     return residuals, out[num_computed:]
 
 
+@jax.tree_util.register_static
+class _Traced:
+    """A backward rule as a jaxpr, which takes its constants first.
+
+    The rule returned a cotangent for each operand for which ``is_there`` is true.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, is_operand: Sequence[bool], is_there: Sequence[bool]):
+        self.jaxpr = jaxpr
+        self.is_operand = is_operand
+        self.is_there = is_there
+
+    def run(
+        self, site: Site, consts: Sequence[Any], operands: Sequence[Any], settings: Settings
+    ) -> list[Any]:
+        taken = [x for x, t in zip(operands, self.is_operand, strict=True) if t]
+        results = iter(run_on_values(settings, self.jaxpr, [*consts, *taken], site))
+        return [next(results) if is_there else None for is_there in self.is_there]
+
+
+def _trace_backward(
+    site: Site, operands: Sequence[Any], settings: Settings
+) -> tuple[_Traced, Sequence[Any]]:
+    """The user's backward rule as a jaxpr, with its constants; flags and zeros stay known."""
+    is_operand = [
+        is_value(x) or isinstance(x, (_compat.Tracer, jax.core.ShapedArray))
+        for x in operands
+    ]
+    is_there: list[bool] = []
+
+    def flat(*tracers: jax.Array) -> list[Any]:
+        rest = iter(tracers)
+        filled = [next(rest) if t else x for x, t in zip(operands, is_operand, strict=True)]
+        returned = _compat.call_backward(site.params["bwd"], filled)
+        is_there.extend(ct is not None for ct in returned)
+        return [ct for ct in returned if ct is not None]
+
+    avals = avals_of([x for x, t in zip(operands, is_operand, strict=True) if t])
+    debug_info = _compat.new_debug_info("backward", flat)
+    with site.context.manager, use_settings(settings.of_traced()):
+        jaxpr, consts = _compat.trace_program(flat, avals, debug_info)
+    return _Traced(jaxpr, is_operand, is_there), consts
+
+
+def _backward_of_call(
+    site: Site, residuals: Sequence[Any], settings: Settings
+) -> tuple[_Traced, list[Any]]:
+    """The backward rule, with the arrays of this call that it closes over."""
+    symbolic = site.params["symbolic_zeros"]
+    avals = avals_of(site.outvars)
+    if symbolic and sum(map(is_inexact, avals)) > 1:
+        raise jax.errors.UnexpectedTracerError(
+            "A backward rule with symbolic_zeros, of a function with several results, closes over an "
+            "array of the function around it."
+        )
+
+    def cotangent(aval: Any) -> Any:
+        tangent = aval.to_tangent_aval()
+        if is_inexact(aval):
+            return tangent
+        return SymbolicZero(tangent) if symbolic else instantiated(SymbolicZero(tangent))
+
+    cotangents = map(cotangent, avals)
+    traced, consts = _trace_backward(site, [*residuals, *cotangents], settings)
+    return traced, arrays_of_call(consts, settings, site)
+
+
 def _apply_backward(
     site: Site,
     residuals: Sequence[Any],
     cotangents: Sequence[Any],
     settings: Settings,
+    of_call: tuple[_Traced, Sequence[Any]] | None,
 ) -> list[Any]:
     """Run the user's backward rule on values; ``None`` stands for no cotangent.
 
     The rule is a Python function. It is called if all its operands are arrays, and traced
-    and rewritten if some are values.
+    and rewritten if some are values, or where it was, with arrays of the call.
     """
-    bwd = site.params["bwd"]
     operands = [*residuals, *cotangents]
-    if not any(map(is_value, operands)) and not (
-        settings.rules.dense_primitives() or settings.rules.passes()
-    ):
-        with use_settings(settings):
-            return _compat.call_backward(bwd, operands)
-    # Flags among the residuals and symbolic zeros must stay known.
-    is_traced = [is_value(x) or isinstance(x, _compat.Tracer) for x in operands]
-    traced = [x for x, t in zip(operands, is_traced, strict=True) if t]
-    there: list[bool] = []
-
-    def flat(*tracers: jax.Array) -> list[Any]:
-        rest = iter(tracers)
-        filled = [next(rest) if t else x for x, t in zip(operands, is_traced, strict=True)]
-        returned = _compat.call_backward(bwd, filled)
-        there.extend(ct is not None for ct in returned)
-        return [ct for ct in returned if ct is not None]
-
-    debug_info = _compat.new_debug_info("backward", flat)
-    with site.context.manager, use_settings(settings.of_traced()):
-        jaxpr, consts = _compat.trace_program(flat, avals_of(traced), debug_info)
-    results = iter(run_on_values(settings, jaxpr, [*consts, *traced], site))
-    return [next(results) if is_there else None for is_there in there]
+    if of_call is None:
+        if not any(map(is_value, operands)) and not (
+            settings.rules.dense_primitives() or settings.rules.passes()
+        ):
+            with use_settings(settings):
+                return _compat.call_backward(site.params["bwd"], operands)
+        of_call = _trace_backward(site, operands, settings)
+    traced, consts = of_call
+    return traced.run(site, consts, operands, settings)
 
 
 # --- which results can hold the transposes of the rules -----------------------------------

@@ -6,7 +6,7 @@ from the expansion, so it becomes the derivative of a `jax.custom_jvp`.
 
 An object with several independent rules of derivatives stays as it is. Values are made dense
 there. So does a linear function with a transpose that is written in bits, such as `jnp.ldexp`,
-where the types do not know all of these primitives: only the object itself has the transpose.
+unless a value is never dense: only the object itself has the transpose.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def hi_primitive_handler(site: Site, operands: list[Operand]) -> Results:
     body, consts = _expansion(site.eqn)
     likes = [*map(_compat.leaf_aval, consts), *operands]
     is_of_bits = _compat.is_transposed_by_itself(site.eqn) and _is_of_bits(body)
-    if is_of_bits and not _is_better_in_bits(site, body, likes):
+    if is_of_bits and not any(_is_never_dense(site, x) for x in operands):
         return NotImplemented
     rewritten = rewrite_jaxpr(site, body, likes)
     if not rewritten.changed and not any(map(is_value, operands)):
@@ -52,21 +52,18 @@ def hi_primitive_handler(site: Site, operands: list[Operand]) -> Results:
 handlers["call_hi_primitive"] = hi_primitive_handler
 
 
-def _is_better_in_bits(site: Site, body: Jaxpr, operands: Sequence[Any]) -> bool:
-    """Whether rules and defaults answer for the primitives of a jaxpr, and not for the object.
+def _is_never_dense(site: Site, x: Operand) -> bool:
+    """Whether only rules for other primitives can help, as for an array with bounds or a mask.
 
-    That is so for an array with bounds or a mask. The default of another annotation takes the
-    object for what is inside. All other types must remain what they are through the jaxpr.
+    The default of an annotation takes the object for what is inside.
     """
-    annotations = [type(x) for x in operands if is_annotation(x)]
-    if annotations:
-        return any(cls.default is Value.default for cls in annotations)
-    settings = site.settings._replace(policy="forbid", recorder=None)
-    try:
-        rewrite_jaxpr(site, body, operands, settings=settings)
-    except MaterialisationError:
+    if not is_value(x) or (is_annotation(x) and type(x).default is not Value.default):
         return False
-    return True
+    try:
+        site.scratch().make_denser_until(x)
+    except MaterialisationError:
+        return True
+    return False
 
 
 def _is_of_bits(body: Jaxpr) -> bool:

@@ -102,7 +102,7 @@ def run_rule(
     leaving: Adapter,
 ) -> list[Any]:
     """Run a rule on values, with those of this call in place of the tracers that it closes over."""
-    inputs = [*_resolved(consts, settings, site), *operands]
+    inputs = [*arrays_of_call(consts, settings, site), *operands]
     jaxpr = _compat.constants_first(jaxpr)
     differentiated = functools.partial(with_arrays_of_call, settings, site.builder)
     return run_on_values(settings, jaxpr, inputs, site, leaving, differentiated)
@@ -118,7 +118,7 @@ def with_arrays_of_call(settings: Settings, builder: Rewriter, eqn: JaxprEqn) ->
     site = Site(builder, eqn, eqn.outvars)
 
     def of_call(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Jaxpr, Sequence[Any]]:
-        resolved = _resolved(consts, settings, site)
+        resolved = arrays_of_call(consts, settings, site)
         if not any(map(operator.is_not, resolved, consts)):
             return jaxpr, consts
 
@@ -138,8 +138,8 @@ def _dense(site: Site, results: Sequence[Any]) -> list[Any]:
     return [site.make_denser_until(x) if is_value(x) else x for x in results]
 
 
-def _resolved(consts: Sequence[Any], settings: Settings, site: Site) -> list[Any]:
-    """The constants of a rule, with arrays and values for the tracers of ended stagings."""
+def arrays_of_call(consts: Sequence[Any], settings: Settings, site: Site) -> list[Any]:
+    """The constants of a rule, with arrays and values of this call for tracers of ended stagings."""
     return [_of_call(const, settings, site) for const in consts]
 
 

@@ -17,6 +17,7 @@ from .transform import transform
 
 
 _UFUNC_METHODS = ("accumulate", "at", "outer", "reduce", "reduceat")
+_UFUNC_ATTRIBUTES = ("identity", "nargs", "nin", "nout")
 
 
 def transformed_namespace(
@@ -59,6 +60,8 @@ def _transformed_ufunc(original: jax.numpy.ufunc) -> Any:
     transformed: Any = transform(original)
     for method in _UFUNC_METHODS:
         setattr(transformed, method, transform(getattr(original, method)))
+    for attribute in _UFUNC_ATTRIBUTES:
+        setattr(transformed, attribute, getattr(original, attribute))
     return transformed
 
 

@@ -44,7 +44,7 @@ from .._core.pytree import check_static_fields
 from .._core.rules import Table, look_up_primitive
 from .._core.settings import Settings, current_settings, use_settings
 from .._core.value import ArrayOrValue, Value, is_value
-from .._signatures import completed
+from .._signatures import checked
 from .at_once import ARRAYS_OF_JAX, at_once, looks_at_numbers, runs_at_once
 from .closed_over import note_closed_over
 from .stage import Arguments, FilterSpec, is_leafless, local_dense_rules, stage
@@ -255,7 +255,7 @@ def bind(
 def _binder(
     primitive: Primitive, params: tuple[tuple[str, Any], ...]
 ) -> Callable[..., Any]:
-    all_params = completed(primitive, dict(params))
+    all_params = checked(primitive, dict(params))
 
     has_bodies = any(True for _ in jaxprs_in_params(all_params))
 

@@ -15,7 +15,7 @@ from .._insight.explain import explain, info_of
 from .._insight.lookup import with_location
 from .._insight.report import RuleInfo
 from .._patterns.rules import Rules
-from .._signatures import completed
+from .._signatures import checked
 from .._staging.transform import tables_of
 from ._compare import Outcome, Program, compare, note
 from ._oracle import MODES
@@ -94,7 +94,7 @@ def check_rule(
         primitive, rule = look_up_primitive(rule_or_primitive), None
     else:
         primitive, rule = _registered(rule_or_primitive, rules, name)
-    complete = completed(primitive, params)
+    complete = checked(primitive, params)
 
     def apply(*xs: Any) -> Any:
         return primitive.bind(*xs, **primitive.get_bind_params(complete))

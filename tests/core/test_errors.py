@@ -465,7 +465,9 @@ def test_exchanged_rules_have_two_operands():
             return v
 
 
-@pytest.mark.parametrize("name", ["sub", "div", "pow", "lt", "dot_general"])
+@pytest.mark.parametrize(
+    "name", ["sub", "div", "pow", "lt", "dot_general", "concatenate", "triangular_solve"]
+)
 def test_operands_whose_order_matters_are_not_exchanged(name):
     with pytest.raises(TypeError, match=rf"{name!r} matters. With exchange='types'"):
 

@@ -53,6 +53,13 @@ def test_modules_that_are_no_namespaces_of_ours_are_refused():
     assert lookup("Array") is jax.Array
 
 
+def test_ufuncs_say_what_those_of_jax_say():
+    made = rnp.frompyfunc(lambda x, y: x * y, 2, 1, identity=1)
+    for ours, jaxs in ((made, jnp.multiply), (rnp.add, jnp.add)):
+        for name in ("nin", "nout", "nargs", "identity"):
+            assert getattr(ours, name) == getattr(jaxs, name)
+
+
 def test_functions_that_take_arrays_out_of_jax_are_those_of_numpy(tmp_path):
     rnp.save(tmp_path / "v.npy", V)
     np.testing.assert_array_equal(rnp.load(tmp_path / "v.npy"), DENSE)

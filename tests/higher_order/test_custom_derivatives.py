@@ -1026,13 +1026,37 @@ def closing_over_forward_alone(w, x):
     return f(f(x))
 
 
+def closing_over_backward(w, x):
+    scale = functools.partial(jnp.multiply, w.sum())
+
+    @jax.custom_vjp
+    def f(y):
+        return w.sum() * y
+
+    f.defvjp(lambda y: (w.sum() * y, y), lambda y, ct: (10 * scale(y) * ct,))
+    return f(x)
+
+
+def closing_over_backward_alone(w, x):
+    t = {"of": [jnp.sin(w).sum()]}
+
+    @jax.custom_vjp
+    def f(y):
+        return 3 * y
+
+    f.defvjp(lambda y: (f(y), None), lambda _, ct, t=t: (10 * t["of"][0] * ct * w[0, 1],))
+    return f(f(x))
+
+
 @pytest.mark.parametrize(
     "fn",
     [
         closing_over,
         closing_over_forward,
+        closing_over_backward,
         closing_over_alone,
         closing_over_forward_alone,
+        closing_over_backward_alone,
     ],
 )
 def test_rules_may_close_over_arrays_of_the_function(fn, no_leak_checks):
@@ -1049,20 +1073,52 @@ def test_rules_may_close_over_arrays_of_the_function(fn, no_leak_checks):
         close(allow(jax.grad(fn, 1))(v, 2.0), want)
 
 
-def test_a_backward_rule_that_closes_over_a_value_says_what_to_do(no_leak_checks):
+@pytest.mark.parametrize("several", [False, True])
+def test_backward_rules_with_symbolic_zeros_that_close_over_a_value(
+    several, no_leak_checks
+):
+    """Of several results it is not known which have cotangents before JAX calls the rule."""
+
     def fn(w, x):
         @jax.custom_vjp
         def f(y):
-            return (w @ y).sum()
+            return ((w @ y).sum(), y[0])[: 1 + several]
 
-        f.defvjp(lambda y: ((w @ y).sum(), None), lambda _, ct: (ct * w.sum(0),))
-        return f(x)
+        forward = lambda y: (f(y.value), None)
+        f.defvjp(forward, lambda _, cts: (cts[0] * w.sum(0),), symbolic_zeros=True)
+        return sum(f(x))
 
-    with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
-        jax.grad(allow(fn), 1)(values.Diagonal(jnp.ones(3)), jnp.ones(3))
-    assert any(
-        "return it from the forward rule as a residual" in x for x in caught.value.__notes__
-    )
+    w, x = values.Diagonal(jnp.array([2.0, 3.0])), jnp.array([1.0, 1.5])
+    if not several:
+        close(jax.grad(allow(fn), 1)(w, x), jax.grad(fn, 1)(w.materialise(), x))
+        return
+    with pytest.raises(jax.errors.UnexpectedTracerError, match="several results") as caught:
+        jax.grad(allow(fn), 1)(w, x)
+    notes = caught.value.__notes__
+    assert any("return it from the forward rule as a residual" in note for note in notes)
+
+
+def test_a_backward_rule_closes_over_the_arrays_of_its_own_call(no_leak_checks):
+    """Two linearisations of one program at once, and a derivative rule within the rule."""
+
+    def fn(w, mask, x):
+        weigh = jax.jit(lambda ct: jax.nn.silu(mask) * ct)
+
+        @jax.custom_vjp
+        def f(y):
+            return jnp.sin(y)
+
+        f.defvjp(lambda y: (f(y), y), lambda y, ct: (weigh(ct) * y,))
+        return (f(x) + w @ x).sum()
+
+    w, x = values.Diagonal(jnp.array([2.0, 3.0])), jnp.array([1.0, 1.5])
+    program = transform(fn, materialise="forbid")
+    masks = jnp.array([1.0, 0.0]), jnp.array([0.5, 2.0])
+    pulls = [jax.vjp(functools.partial(program, w, mask), x)[1] for mask in masks]
+    for pull, mask in zip(pulls, masks, strict=True):
+        want = jax.grad(fn, 2)(w.materialise(), mask, x)
+        close(pull(1.0)[0], want)
+        close(jax.grad(program, 2)(w, mask, x), want)
 
 
 def test_second_derivatives_of_a_rule_that_closes_over_a_value(no_leak_checks):

@@ -563,6 +563,17 @@ def test_functions_that_are_written_in_bits_keep_names():
     np.testing.assert_allclose(got, jax.grad(loss)(X), rtol=1e-6)
 
 
+def test_a_power_of_two_has_no_units():
+    v = Unitful(X, Units("m"))
+    scaled = transform(lambda v: jnp.ldexp(v, 2))(v)
+    assert scaled.units == v.units
+    np.testing.assert_array_equal(scaled.array, 4 * X)
+    got = jax.grad(lambda v: transform(lambda v: jnp.ldexp(v, 2).sum())(v).array)(v)
+    np.testing.assert_array_equal(got.array, jnp.full(X.shape, 4.0))
+    with pytest.raises(jaxrewrite.values.UnitsError, match="needs operands"):
+        transform(jnp.ldexp)(X, Unitful(jnp.arange(3), "m"))
+
+
 def test_bits_of_masked_numbers():
     masked = transform(lambda v: jnp.ldexp(v, 2))(Masked(X, X > 0.5))
     np.testing.assert_allclose(masked.array, 4 * X, rtol=1e-6)
@@ -573,6 +584,10 @@ def test_bits_of_masked_numbers():
         lambda x: jnp.where(X > 0.5, 0, jnp.frexp(x)[0] + jnp.ldexp(x, 2)).sum()
     )(X)
     np.testing.assert_allclose(got, want, rtol=1e-6)
+    around = Named(Unitful(Masked(X, X > 0.5), Units("m")), ("a", "b"))
+    scaled = transform(lambda v: jnp.ldexp(v, 2))(around)
+    assert scaled.names == ("a", "b") and scaled.array.units == Units("m")
+    np.testing.assert_array_equal(scaled.array.array.mask, X > 0.5)
     masked = transform(jnp.ldexp)(X, Masked(jnp.arange(3), jnp.arange(3) > 1))
     np.testing.assert_allclose(masked.array, jnp.ldexp(X, jnp.arange(3)))
     np.testing.assert_array_equal(masked.mask, [[False, False, True]] * len(X))
@@ -650,6 +665,23 @@ def _(*operands: Whole | jax.Array, primitive, **params):
     if not any(isinstance(x, Whole) for x in operands):
         return NotImplemented
     return inside(*operands, primitive=primitive, **params)
+
+
+class OfBits(Whole):
+    """As `Whole`, and may be dense."""
+
+    def materialise(self):
+        return self.x
+
+    def lift_tangent(self, tangent):
+        return OfBits(tangent)
+
+
+def test_what_may_be_dense_is_where_bits_have_no_transpose():
+    fn = lambda v: jnp.frexp(v)[0].sum() + jnp.ldexp(v, 2).sum()
+    loss = transform(fn, rules=RULES, materialise="allow")
+    got = jax.grad(lambda x: loss(OfBits(x)))(X)
+    np.testing.assert_allclose(got, jax.grad(fn)(X), rtol=1e-6)
 
 
 EVEN = jnp.arange(1, 7).reshape(2, 3) * 2

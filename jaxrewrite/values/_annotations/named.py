@@ -215,7 +215,7 @@ def _keep(*operands: Any, primitive: Any, **params: Any) -> Any:
 @annotation_rule(Named, "bitcast_convert_type")
 def _bits(x: Named, *, primitive: Any, **params: Any) -> Any:
     """The bits of each entry, if they are one number."""
-    result = primitive.bind(x.array, **params)
+    result = jaxrewrite.bind(primitive, x.array, **params)
     return Named(result, _names(x)) if result.shape == x.shape else NotImplemented
 
 
@@ -223,7 +223,7 @@ def _bits(x: Named, *, primitive: Any, **params: Any) -> Any:
 def _times_power_of_two(x: Named | ArrayLike, power: Named | ArrayLike) -> Any:
     """As a whole, which has a transpose, where JAX writes it in bits, which have none."""
     product = jaxrewrite.transform(jnp.multiply)(x, power)
-    result = jnp.ldexp(_array(x), _array(power))
+    result = jaxrewrite.transform(jnp.ldexp)(_array(x), _array(power))
     return Named(result, product.names) if isinstance(product, Named) else result
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
-from jaxtyping import Array
+from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 
@@ -335,6 +335,11 @@ def bind_numbers(primitive: Any, operands: Sequence[Any], units: Units, params: 
 )
 def _keep(x: Unitful, *, primitive: Any, **params: Any) -> Any:
     return bind_numbers(primitive, [x], x.units, params)
+
+
+@jaxrewrite.register(jnp.ldexp)
+def _times_power_of_two(x: Unitful, power: ArrayLike) -> Any:
+    return Unitful(jaxrewrite.transform(jnp.ldexp)(x.array, power), x.units)
 
 
 @annotation_rule(Unitful, *jaxrewrite.primitives.COLLECTIVE)
