@@ -157,7 +157,8 @@ def closes_over_tracers(rule: Any) -> bool:
 def _held(x: Any) -> list[Any]:
     """What a function holds besides its code, or the leaves of data."""
     if isinstance(x, FunctionType):
-        return [*(x.__closure__ or ()), *(x.__defaults__ or ())]
+        defaults = [*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
+        return [*(x.__closure__ or ()), *defaults]
     if isinstance(x, CellType):
         try:
             return [x.cell_contents]

@@ -1044,7 +1044,9 @@ def closing_over_backward_alone(w, x):
     def f(y):
         return 3 * y
 
-    f.defvjp(lambda y: (f(y), None), lambda _, ct, t=t: (10 * t["of"][0] * ct * w[0, 1],))
+    f.defvjp(
+        lambda y: (f(y), None), lambda _, ct, *, t=t: (10 * t["of"][0] * ct * w[0, 1],)
+    )
     return f(f(x))
 
 
