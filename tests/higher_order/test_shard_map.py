@@ -239,7 +239,7 @@ class Holds(jaxrewrite.ArrayValue):
 UNSPLIT = {
     "undefined": (
         Zero((8, 8), jnp.dtype("float32")),
-        r"define leaf_specs in a subclass of Zero",
+        r"Define Zero\.leaf_specs",
     ),
     "declined inside": (
         Holds(values.Diagonal(X[0])),
