@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
+from numbers import Number
 from typing import Any
 
 import jax
@@ -167,6 +168,7 @@ def disproved(
     ``check(xp, *arrays, *static)`` computes one truth value, by NumPy if the arrays are
     NumPy's or on a CPU. Others stay on their devices, where ``xp`` is `jax.numpy`.
     """
+    arrays = tuple(np.asarray(x) if isinstance(x, Number) else x for x in arrays)
     if not all(map(is_known, arrays)):
         return False
     arrays = tuple(map(_read, arrays))

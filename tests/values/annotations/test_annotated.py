@@ -1562,6 +1562,8 @@ def test_what_has_no_bounds(fn, message):
         (jnp.ones(2), jnp.ones(2, int), "one shape and dtype"),
         (jnp.ones(2), jnp.zeros(2), "lower must not be above upper"),
         (jnp.full(2, jnp.nan), jnp.zeros(2), "nor NaN"),
+        (float("nan"), 1.0, "nor NaN"),
+        (2.0, 1.0, "lower must not be above upper"),
         (jnp.ones(2, complex), jnp.ones(2, complex), "lower must be real"),
     ],
 )
