@@ -225,8 +225,8 @@ class Rewriter(Builder):
         """The primitives of a jaxpr that are rewritten also if no operand is a value."""
         dense = self.rewriting.dense_primitives
         if not dense and not self.rewriting.passes:
-            sees = [(eqn, sees_arrays.get(eqn.primitive.name)) for eqn in jaxpr.eqns]
-            return {eqn.primitive for eqn, is_seen in sees if is_seen and is_seen(eqn)}
+            seen = (eqn for eqn in jaxpr.eqns if eqn.primitive.name in sees_arrays)
+            return {eqn.primitive for eqn in seen if sees_arrays[eqn.primitive.name](eqn)}
         primitives = {eqn.primitive for eqn in jaxpr.eqns}
         return {p for p in primitives if p in dense or p.name in handlers}
 

@@ -253,16 +253,18 @@ def _backward_of_call(
             "A backward rule with symbolic_zeros, of a function with several results, closes over an "
             "array of the function around it."
         )
-
-    def cotangent(aval: Any) -> Any:
-        tangent = aval.to_tangent_aval()
-        if is_inexact(aval):
-            return tangent
-        return SymbolicZero(tangent) if symbolic else instantiated(SymbolicZero(tangent))
-
-    cotangents = map(cotangent, avals)
+    cotangents = (
+        aval.to_tangent_aval() if is_inexact(aval) else _no_cotangent(aval, symbolic)
+        for aval in avals
+    )
     traced, consts = _trace_backward(site, [*residuals, *cotangents], settings)
     return traced, arrays_of_call(consts, settings, site)
+
+
+def _no_cotangent(aval: Any, symbolic: bool) -> Any:
+    """The cotangent of a result that has none, as a rule with or without symbolic zeros has it."""
+    zero = SymbolicZero(aval.to_tangent_aval())
+    return zero if symbolic else instantiated(zero)
 
 
 def _apply_backward(
@@ -344,10 +346,9 @@ def _joint_rule(site: Site, ins: Sequence[Tangents], settings: Settings) -> _Joi
 
     def joint(*args: jax.Array) -> list[Any]:
         operands, rest = args[: len(primals)], iter(args[len(primals) :])
-        zeros = (SymbolicZero(aval.to_tangent_aval()) for aval in avals)
         cotangents = [
-            next(rest) if i in results else zero if symbolic else instantiated(zero)
-            for i, zero in enumerate(zeros)
+            next(rest) if i in results else _no_cotangent(aval, symbolic)
+            for i, aval in enumerate(avals)
         ]
         residuals = _residuals(site, operands, nonzero, settings)
         returned.extend(_compat.call_backward(params["bwd"], [*residuals, *cotangents]))

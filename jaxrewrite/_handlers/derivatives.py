@@ -74,8 +74,8 @@ def noting(site: Site, operands: Sequence[Operand]) -> Iterator[None]:
 
 
 _CLOSES_OVER = (
-    "jaxrewrite: the derivative rule closes over an array of the transformed function. Pass it to "
-    "the function of the rule as an argument, or return it from the forward rule as a residual."
+    "jaxrewrite: the derivative rule holds an array of a trace that has ended. Pass it to the "
+    "function of the rule as an argument, or return it from the forward rule as a residual."
 )
 
 

@@ -34,11 +34,10 @@ def hi_primitive_handler(site: Site, operands: list[Operand]) -> Results:
     if not _compat.can_be_expanded(site.eqn):
         return NotImplemented
     body, consts = _expansion(site.eqn)
-    likes = [*map(_compat.leaf_aval, consts), *operands]
     is_of_bits = _compat.is_transposed_by_itself(site.eqn) and _is_of_bits(body)
     if is_of_bits and not any(_is_never_dense(site, x) for x in operands):
         return NotImplemented
-    rewritten = rewrite_jaxpr(site, body, likes)
+    rewritten = rewrite_jaxpr(site, body, [*map(_compat.leaf_aval, consts), *operands])
     if not rewritten.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
     leaves = [

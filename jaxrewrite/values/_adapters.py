@@ -128,7 +128,7 @@ def stack_adapters(trees: Sequence[Any]) -> Any:
     Raises
     ------
     ValueError
-        If the pytrees do not share their other leaves, or the adapters of a weight have
+        If ``trees`` is no list, or an empty one, the pytrees do not share their other leaves, or the adapters of a weight have
         different axes or values, such as those of `dropout`, as their factors.
 
     Examples
@@ -153,7 +153,8 @@ def stack_adapters(trees: Sequence[Any]) -> Any:
     Array([12., 24., 36., 24.], dtype=float32)
     """
     if not isinstance(trees, (list, tuple)) or not trees:
-        got = "an empty list" if trees == [] else f"a {type(trees).__name__}"
+        empty = "an empty " if isinstance(trees, (list, tuple)) else "a "
+        got = empty + type(trees).__name__
         raise ValueError(f"stack_adapters: trees is a list of pytrees; got {got}.")
     flat = [jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_value) for tree in trees]
     paths = [[path for path, _ in leaves] for leaves, _ in flat]

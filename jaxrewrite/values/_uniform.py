@@ -66,13 +66,15 @@ class Zero(Uniform):
     Attributes
     ----------
     of_shape, of_dtype
-        The shape and the dtype of the array. The value also holds an empty array; its shape
-        has the batch axes that `jax.vmap` put in front.
+        The shape, or one size, and the dtype of the array. The value also holds an empty
+        array; its shape has the batch axes that `jax.vmap` put in front.
 
     Raises
     ------
     ValueError
         If a size is negative.
+    TypeError
+        If a size is not an integer.
 
     Examples
     --------
@@ -95,7 +97,8 @@ class Zero(Uniform):
         object.__setattr__(
             self, "of_shape", checked_shape("Zero", "of_shape", self.of_shape)
         )
-        object.__setattr__(self, "of_dtype", jnp.result_type(self.of_dtype))
+        of_dtype = jax.dtypes.canonicalize_dtype(self.of_dtype)
+        object.__setattr__(self, "of_dtype", of_dtype)
         # A value is weakly typed if its leaves of its own dtype are.
         object.__setattr__(self, "_nothing", self._nothing.astype(self.of_dtype))
 
@@ -148,6 +151,8 @@ class Constant(Uniform):
     ------
     ValueError
         If ``fill`` has axes, or a size is negative.
+    TypeError
+        If a size is not an integer.
 
     Examples
     --------

@@ -570,6 +570,12 @@ def test_a_power_of_two_has_no_units():
     np.testing.assert_array_equal(scaled.array, 4 * X)
     got = jax.grad(lambda v: transform(lambda v: jnp.ldexp(v, 2).sum())(v).array)(v)
     np.testing.assert_array_equal(got.array, jnp.full(X.shape, 4.0))
+    plain = transform(lambda v: jnp.ldexp(v, 2))(Unitful(X, Units("")))
+    np.testing.assert_array_equal(plain, 4 * X)  # As of any function, without units.
+    doubled = lambda vs: lax.scan(lambda c, v: (jnp.ldexp(c, 1) + v, None), 0 * vs[0], vs)[
+        0
+    ]
+    assert transform(doubled)(v).units == v.units
     with pytest.raises(jaxrewrite.values.UnitsError, match="needs operands"):
         transform(jnp.ldexp)(X, Unitful(jnp.arange(3), "m"))
 

@@ -339,7 +339,7 @@ def _keep(x: Unitful, *, primitive: Any, **params: Any) -> Any:
 
 @jaxrewrite.register(jnp.ldexp)
 def _times_power_of_two(x: Unitful, power: ArrayLike) -> Any:
-    return Unitful(jaxrewrite.transform(jnp.ldexp)(x.array, power), x.units)
+    return with_units(x.units, jaxrewrite.transform(jnp.ldexp)(x.array, power))
 
 
 @annotation_rule(Unitful, *jaxrewrite.primitives.COLLECTIVE)

@@ -131,6 +131,8 @@ class Banded(_Bands):
     ------
     ValueError
         If ``lower`` or ``upper`` is negative, or ``bands`` has a different number of diagonals.
+    TypeError
+        If ``lower`` or ``upper`` is not an integer.
 
     References
     ----------

@@ -243,6 +243,13 @@ class Identity(OnDiagonal):
         The batch axes of a stack of identities. The value holds them as the shape of an
         empty array.
 
+    Raises
+    ------
+    ValueError
+        If ``rows`` is negative.
+    TypeError
+        If ``rows`` is not an integer.
+
     Examples
     --------
     >>> import jax.numpy as jnp, jaxrewrite
@@ -263,7 +270,9 @@ class Identity(OnDiagonal):
     ):
         rows = checked_size("Identity", "rows", rows)
         vars(self).update(
-            rows=rows, of_dtype=jnp.result_type(of_dtype), _nothing=nothing(of_batch)
+            rows=rows,
+            of_dtype=jax.dtypes.canonicalize_dtype(of_dtype),
+            _nothing=nothing(of_batch),
         )
 
     @property
@@ -367,6 +376,8 @@ class ScalarMatrix(OnDiagonal):
     ------
     ValueError
         If ``rows`` is negative.
+    TypeError
+        If ``rows`` is not an integer.
 
     Examples
     --------
@@ -512,7 +523,7 @@ class Permutation(Matrix):
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "of_dtype", jnp.result_type(self.of_dtype))
+        object.__setattr__(self, "of_dtype", jax.dtypes.canonicalize_dtype(self.of_dtype))
         if jnp.ndim(self.order) == 0:
             raise ValueError("Permutation: order must have at least one axis.")
         if not jnp.issubdtype(self.order.dtype, jnp.integer):

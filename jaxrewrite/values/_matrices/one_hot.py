@@ -169,6 +169,8 @@ class OneHot(Rows):
         If ``indices`` has no axis, is not of integers, or is not from 0 to classes - 1; or
         if ``axis`` is neither -1 nor -2. If the numbers are not known, they are not
         checked, and a row with an index out of range is zero.
+    TypeError
+        If ``classes`` is not an integer.
 
     Examples
     --------
@@ -188,7 +190,7 @@ class OneHot(Rows):
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "of_dtype", jnp.result_type(self.of_dtype))
+        object.__setattr__(self, "of_dtype", jax.dtypes.canonicalize_dtype(self.of_dtype))
         _check(self)
 
     @classmethod

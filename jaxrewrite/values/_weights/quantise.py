@@ -82,7 +82,7 @@ def quantise(
     ------
     ValueError
         If ``bits`` is none of these, or ``where`` chose no leaf, or a leaf that can't be
-        quantised. The message names the path. If ``axes`` lacks a chosen leaf, or comes with an
+        quantised. The message names the path. If ``axes`` lacks a chosen leaf, or is no pair of groups of axes, or comes with an
         option that says the same. If what ``progress`` returns has more or fewer items than leaves were chosen.
     TypeError
         If ``where`` is no function.
