@@ -8,7 +8,7 @@ permutations is a permutation with rows that a diagonal matrix scales.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -180,7 +180,7 @@ class Diagonal(OnDiagonal):
 
     def join(self, other: Any) -> Any:
         """The join with a multiple of the identity, which is diagonal, too."""
-        if not isinstance(other, (Identity, ScalarMatrix)):
+        if not isinstance(other, MultipleOfIdentity):
             return NotImplemented
         return self, other.as_diagonal()
 
@@ -227,7 +227,62 @@ def or_zero(v: Any) -> tuple[Any, Any]:
     return v, jax.tree.map(jnp.zeros_like, v)
 
 
-class Identity(OnDiagonal):
+class MultipleOfIdentity(OnDiagonal):
+    """Base class of the matrices whose numbers on the diagonal are one number, ``c``."""
+
+    _is_base = True
+
+    if TYPE_CHECKING:  # Each subclass has the number c, and the number of rows.
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def as_multiple(self) -> ScalarMatrix:
+        return ScalarMatrix(self.c, self.rows)
+
+    def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
+        if all(isinstance(x, MultipleOfIdentity) for x in others):
+            return ScalarMatrix(fn(self.c, *(x.c for x in others)), self.rows)
+        return self.as_diagonal().map_entries(fn, *(x.as_diagonal() for x in others))
+
+    def times(self, other: Any) -> Any:
+        if isinstance(other, MultipleOfIdentity):
+            return self.map_entries(jnp.multiply, other)
+        if isinstance(other, Matrix) and self.batch:
+            return other.scaled_rows(self.diagonal())
+        # Zeros of the other matrix stay zeros, as in all products.
+        return other.times_number(self.c) if isinstance(other, Matrix) else NotImplemented
+
+    def rtimes(self, other: Any) -> Any:
+        return self.times(other)
+
+    def plus(self, other: Any) -> Any:
+        if isinstance(other, MultipleOfIdentity):
+            return self.map_entries(jnp.add, other)
+        if not isinstance(other, Matrix):
+            return NotImplemented
+        return other.plus(self.as_diagonal())
+
+    def hadamard(self, other: Any) -> Any:
+        if isinstance(other, MultipleOfIdentity):
+            return self.times(other)
+        return super().hadamard(other)
+
+    def known_solution(self, b: Any) -> Any:
+        if isinstance(b, MultipleOfIdentity):
+            return self.map_entries(lambda c, of_b: of_b / c, b)
+        return super().known_solution(b)
+
+    def known_determinant(self) -> Any:
+        return Determinant.of(self.c[..., None]) ** self.rows
+
+    def known_spectrum(self) -> Any:
+        return self.diagonal(), self._one()
+
+    def known_eigh(self, lower: bool) -> Any:
+        return self.diagonal().real, self._one()
+
+
+class Identity(MultipleOfIdentity):
     r"""The identity matrix, :math:`I_{ij} = \delta_{ij}`, which holds no numbers.
 
     In products its zeros stay zeros, even times infinity or NaN, unless the rules
@@ -286,15 +341,16 @@ class Identity(OnDiagonal):
         eye = one_where(jnp.eye(self.rows, dtype=bool), self.of_dtype)
         return jnp.broadcast_to(eye, self.shape)
 
+    @property
+    def c(self) -> Any:
+        """The number one, for each matrix of the stack."""
+        return jnp.ones(self.of_batch, self.of_dtype)
+
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return x
 
     def at(self, i: Any, j: Any) -> Any:
         return (i == j).astype(self.of_dtype)
-
-    def as_multiple(self) -> ScalarMatrix:
-        """The matrix as one times the identity."""
-        return ScalarMatrix(jnp.ones(self.of_batch, self.of_dtype), self.rows)
 
     def join(self, other: Any) -> Any:
         if isinstance(other, Identity):
@@ -302,18 +358,8 @@ class Identity(OnDiagonal):
         multiple = self.as_multiple()
         return or_zero(multiple) if isinstance(other, Zeros) else multiple.join(other)
 
-    def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
-        others = tuple(x.as_multiple() if isinstance(x, Identity) else x for x in others)
-        return self.as_multiple().map_entries(fn, *others)
-
     def times(self, other: Any) -> Any:
         return other
-
-    def rtimes(self, other: Any) -> Any:
-        return other
-
-    def plus(self, other: Any) -> Any:
-        return self.as_multiple().plus(other)
 
     def scaled_rows(self, factors: Any) -> Any:
         return Diagonal(factors)
@@ -350,14 +396,11 @@ class Identity(OnDiagonal):
     def known_solution(self, b: Any) -> Any:
         return b
 
-    def known_eigh(self, lower: bool) -> Any:
-        return self.diagonal().real, self
-
     def known_cholesky(self) -> Any:
         return self
 
 
-class ScalarMatrix(OnDiagonal):
+class ScalarMatrix(MultipleOfIdentity):
     r"""A multiple of the identity, :math:`c I`, which holds one number.
 
     It is the result of a number times an `Identity`. A function that acts entry by entry
@@ -409,16 +452,8 @@ class ScalarMatrix(OnDiagonal):
         """The numbers, to broadcast over an array with the same batch axes in front."""
         return self.c.reshape(*self.c.shape, *[1] * (x.ndim - self.c.ndim))
 
-    def as_multiple(self) -> ScalarMatrix:
-        return self
-
     def known_diagonal(self) -> Any:
         return jnp.broadcast_to(self.c[..., None], (*self.c.shape, self.rows))
-
-    def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
-        if all(isinstance(x, ScalarMatrix) for x in others):
-            return ScalarMatrix(fn(self.c, *(x.c for x in others)), self.rows)
-        return self.as_diagonal().map_entries(fn, *(x.as_diagonal() for x in others))
 
     def lift_tangent(self, tangent: Any) -> Any:
         return NotImplemented  # The entries on the diagonal repeat.
@@ -436,45 +471,8 @@ class ScalarMatrix(OnDiagonal):
     def scaled_rows(self, factors: Any) -> Any:
         return Diagonal(self.c[..., None] * factors)
 
-    def times(self, other: Any) -> Any:
-        if isinstance(other, (Identity, ScalarMatrix)):
-            return self.map_entries(jnp.multiply, other.as_multiple())
-        if isinstance(other, Matrix) and self.batch:
-            return other.scaled_rows(self.diagonal())
-        # Zeros of the other matrix stay zeros, as in all products.
-        return other.times_number(self.c) if isinstance(other, Matrix) else NotImplemented
-
-    def rtimes(self, other: Any) -> Any:
-        return self.times(other)
-
-    def plus(self, other: Any) -> Any:
-        if isinstance(other, (Identity, ScalarMatrix)):
-            return self.map_entries(jnp.add, other.as_multiple())
-        if not isinstance(other, Matrix):
-            return NotImplemented
-        return other.plus(self.as_diagonal())
-
-    def hadamard(self, other: Any) -> Any:
-        if isinstance(other, (Identity, ScalarMatrix)):
-            return self.times(other)
-        return super().hadamard(other)
-
     def solve(self, x: Any, axis: int) -> Any:
         return x / self._beside(x)
-
-    def known_solution(self, b: Any) -> Any:
-        if isinstance(b, (Identity, ScalarMatrix)):
-            return self.map_entries(lambda c, of_b: of_b / c, b.as_multiple())
-        return super().known_solution(b)
-
-    def known_determinant(self) -> Any:
-        return Determinant.of(self.c[..., None]) ** self.rows
-
-    def known_spectrum(self) -> Any:
-        return self.diagonal(), self._one()
-
-    def known_eigh(self, lower: bool) -> Any:
-        return self.diagonal().real, self._one()
 
     def known_svd(self) -> Any:
         unitary = ScalarMatrix(_phase(self.c), self.rows)

@@ -14,7 +14,7 @@ import jaxrewrite
 from .algebra import known_of, on_fields
 from .low_rank import LowRank
 from .matrix import closed_product, lazily, solve_factor, swapped
-from .monomial import Identity, ScalarMatrix
+from .monomial import MultipleOfIdentity
 from .product import Product
 from .scaled import Scaled, multiple
 from .sum import Sum, sum_of
@@ -60,7 +60,7 @@ def _of_parts(a: Any, b: Any) -> Any:
 
 def _of_matrices(a: Any, b: Any) -> Any:
     known = known_of(a, "known_solution", b)
-    if known is NotImplemented and isinstance(b, (Identity, ScalarMatrix)):
+    if known is NotImplemented and isinstance(b, MultipleOfIdentity):
         inverse = known_of(a, "known_inverse")
         return inverse if inverse is NotImplemented else closed_product(inverse, b)
     return known

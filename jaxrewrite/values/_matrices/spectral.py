@@ -19,7 +19,13 @@ from .algebra import dot_of, known_of, on_fields
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .matrix import swapped
-from .monomial import Diagonal, Identity, OnDiagonal, ScalarMatrix, svd_of_spectrum
+from .monomial import (
+    Diagonal,
+    Identity,
+    MultipleOfIdentity,
+    OnDiagonal,
+    svd_of_spectrum,
+)
 from .scaled import Scaled
 from .sum import Sum, solves_sums
 
@@ -89,8 +95,8 @@ def _spectrum_of_sum(total: Sum) -> Spectrum | None:
 
 def number_of_identity(x: Any) -> Any:
     r"""The numbers c, of shape (\*batch), of a multiple of the identity, or ``None``."""
-    if isinstance(x, (Identity, ScalarMatrix)):
-        return on_fields(lambda x: x.as_multiple().c, x)
+    if isinstance(x, MultipleOfIdentity):
+        return on_fields(lambda x: x.c, x)
     if isinstance(x, Scaled) and isinstance(x.x, Identity):
         return jnp.broadcast_to(_finite(x), x.batch)
     return None

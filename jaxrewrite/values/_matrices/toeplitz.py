@@ -25,7 +25,7 @@ from .._base.structured import (
 )
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, check_square, on_axis
-from .monomial import Identity, ScalarMatrix, sorted_svd, svd_of_spectrum
+from .monomial import MultipleOfIdentity, sorted_svd, svd_of_spectrum
 
 
 class Toeplitz(Matrix):
@@ -190,7 +190,7 @@ class Toeplitz(Matrix):
         return self.map_entries(jnp.add, other.as_toeplitz())
 
     def join(self, other: Any) -> Any:
-        if not isinstance(other, (Identity, ScalarMatrix)):
+        if not isinstance(other, MultipleOfIdentity):
             return super().join(other)
         column = _first_column(other)
         return self, Toeplitz(column, column)
@@ -326,7 +326,7 @@ class Circulant(Matrix):
         return Circulant(self.apply(other.column, other.column.ndim - 1))
 
     def join(self, other: Any) -> Any:
-        if not isinstance(other, (Identity, ScalarMatrix)):
+        if not isinstance(other, MultipleOfIdentity):
             return super().join(other)
         return self, Circulant(_first_column(other))
 
@@ -385,7 +385,7 @@ class Circulant(Matrix):
         return _fourier(jnp.fft.fft, column.astype(_wide(column.dtype)))
 
 
-def _first_column(v: Identity | ScalarMatrix) -> Any:
+def _first_column(v: MultipleOfIdentity) -> Any:
     diagonal = v.diagonal()
     return jnp.where(jnp.arange(v.rows) == 0, diagonal, jnp.zeros_like(diagonal))
 
