@@ -186,6 +186,24 @@ def test_sizes_are_integers(field):
         make(-1)
 
 
+WITH_FLAGS = {
+    "Triangular: lower": lambda flag: values.Triangular(jnp.eye(2), flag),
+    "Symmetric: positive": lambda flag: values.Symmetric(jnp.eye(2), flag),
+    "NMSparse: in_rows": lambda flag: values.NMSparse(
+        jnp.ones((1, 1, 1)), jnp.zeros((1, 1, 1), int), in_rows=flag
+    ),
+}
+
+
+@pytest.mark.parametrize("field", WITH_FLAGS)
+def test_flags_are_booleans(field):
+    for flag in (True, np.bool_(False)):
+        assert isinstance(WITH_FLAGS[field](flag), jaxrewrite.Value)
+    for flag in ("upper", None, 1):
+        with pytest.raises(TypeError, match=f"{field} is {flag!r}, not True or False"):
+            WITH_FLAGS[field](flag)
+
+
 def test_a_shape_may_be_one_size():
     assert values.Zero(3).shape == values.Constant(1.0, 3).shape == (3,)
 

@@ -1,10 +1,11 @@
-"""What is known about sizes that may be symbolic, and what constructors take as sizes."""
+"""What is known about sizes that may be symbolic, and what constructors take as sizes and flags."""
 
 from __future__ import annotations
 
 import operator
 from typing import Any
 
+import numpy as np
 from jax.export import is_symbolic_dim
 
 from jaxrewrite._axes.sizes import (
@@ -46,3 +47,15 @@ def checked_shape(name: str, field: str, shape: Any) -> tuple[Any, ...]:
     except TypeError:
         sizes = (shape,)
     return tuple(checked_size(name, field, size) for size in sizes)
+
+
+def check_flag(name: str, field: str, flag: Any) -> None:
+    """Refuse a flag that is no boolean: a name such as "upper" would be taken for true.
+
+    Raises
+    ------
+    TypeError
+        If it is not a boolean.
+    """
+    if not isinstance(flag, (bool, np.bool_)):
+        raise TypeError(f"{name}: {field} is {flag!r}, not True or False.")

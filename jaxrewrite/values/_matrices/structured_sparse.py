@@ -15,6 +15,7 @@ import jaxrewrite
 from jaxrewrite import register
 
 from .._base import in_blocks
+from .._base.sizes import check_flag
 from .._base.structured import are_below, disproved, total, zero_unless
 from .matrix import Matrix, apply_dense
 
@@ -58,6 +59,8 @@ class NMSparse(Matrix):
     ValueError
         If the shapes do not fit, or if ``indices`` are not integers, are out of range, or
         repeat within a group.
+    TypeError
+        If ``in_rows`` is not a boolean.
 
     Examples
     --------
@@ -80,6 +83,7 @@ class NMSparse(Matrix):
     movable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_flag("NMSparse", "in_rows", self.in_rows)
         shape = jnp.shape(self.values)
         if len(shape) < 3:
             raise ValueError(f"NMSparse: values has shape {shape}, but needs three axes.")

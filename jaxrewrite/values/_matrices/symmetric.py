@@ -12,6 +12,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
+from .._base.sizes import check_flag
 from .._base.structured import disproved
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, check_square, solve_columns
@@ -46,6 +47,8 @@ class Symmetric(Matrix):
     ------
     ValueError
         If ``x`` is not square, or is complex and ``positive``.
+    TypeError
+        If ``positive`` is not a boolean.
 
     References
     ----------
@@ -70,6 +73,7 @@ class Symmetric(Matrix):
 
     def __post_init__(self) -> None:
         check_square("Symmetric", "x", self.x)
+        check_flag("Symmetric", "positive", self.positive)
         if self.positive and jnp.iscomplexobj(self.x):
             raise ValueError("Symmetric: x is complex; only a real x can be positive.")
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
+from .._base.sizes import check_flag
 from .._base.structured import differs, zero_unless
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, check_square, solve_columns, unpivoted
@@ -47,6 +48,8 @@ class Triangular(Matrix):
     ------
     ValueError
         If ``x`` is not square.
+    TypeError
+        If ``lower`` is not a boolean.
 
     References
     ----------
@@ -71,6 +74,7 @@ class Triangular(Matrix):
 
     def __post_init__(self) -> None:
         check_square("Triangular", "x", self.x)
+        check_flag("Triangular", "lower", self.lower)
 
     @classmethod
     def from_dense(cls, x: Any, lower: bool = True) -> Self:
