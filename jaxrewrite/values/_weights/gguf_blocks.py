@@ -75,7 +75,8 @@ def _above(low: Any, high: Any, bits: int) -> Any:
 
 def _signed(codes: Any, less: int = 0) -> Any:
     """Codes of a byte as signed integers, in float32."""
-    return (codes.astype(jnp.int8) - jnp.int8(less)).astype(jnp.float32)
+    # XLA on a CPU reads int8 from a byte without its sign if it becomes a float in a sum.
+    return (codes.astype(jnp.int8).astype(jnp.int32) - less).astype(jnp.float32)
 
 
 def _half(pair: Any) -> Any:
