@@ -19,6 +19,7 @@ and is dispatched like any other.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
@@ -364,14 +365,16 @@ def _leafwise(site: Site, operands: Sequence[Operand]) -> Results:
 def _by_dense_operands(site: Site, operands: Sequence[Operand]) -> Results:
     """Apply the same primitive to dense operands; a rule for these may exist.
 
-    If some are around an annotation, these become dense up to it, so that its rules answer.
+    Annotations stay until nothing else can become dense, and then the outermost ones leave
+    what is inside of them, so that its rules answer.
     """
     if any(map(is_value, operands)):
-        denser = site.materialise_operands(operands, is_annotation)
-        if any(is_value(x) and x is not y for x, y in zip(denser, operands, strict=True)):
+        denser = [site.materialise(x, is_enough=is_annotation) for x in operands]
+        if all(x is y for x, y in zip(denser, operands, strict=True)):
+            denser = _without_outermost(site, operands)
+        if any(map(is_value, denser)):
             return site.builder.apply(site, denser)
-        dense = site.materialise_operands(denser)
-        pairs = zip(dense, site.eqn.invars, strict=True)
+        pairs = zip(denser, site.eqn.invars, strict=True)
         operands = [site.vary(x, atom.aval) for x, atom in pairs]
         rules = site.builder.rewriting.dense_primitives
         if site.primitive in rules and not site.is_in_rule:
@@ -382,6 +385,17 @@ def _by_dense_operands(site: Site, operands: Sequence[Operand]) -> Results:
                     return results
     site.emit(operands, site.outvars)
     return site.outvars
+
+
+def _without_outermost(site: Site, operands: Sequence[Operand]) -> list[Any]:
+    """The operands without a layer of the outermost annotations."""
+    outermost = max(type(x).outer for x in operands if is_value(x))
+    return [
+        site.materialise(x, is_enough=functools.partial(operator.is_not, x))
+        if is_value(x) and type(x).outer == outermost
+        else x
+        for x in operands
+    ]
 
 
 def _read(env: Mapping[Any, Any], atom: Operand) -> Any:
@@ -395,12 +409,15 @@ def _fresh(var: Var) -> Var:
 def owner_of_default(
     primitive: Primitive, types: Sequence[type[Value]]
 ) -> type[Value] | None:
-    """The outermost of some types that has a default, or ``None``."""
-    types = [cls for cls in types if cls.default is not Value.default]
-    if not types:
+    """The outermost of some types that has a default, or ``None``.
+
+    There is none inside of an annotation without one, such as names: that leaves first.
+    """
+    with_default = [cls for cls in types if cls.default is not Value.default]
+    outermost = max((cls.outer for cls in with_default), default=math.inf)
+    if any(max(outermost, 0) < cls.outer < math.inf for cls in types):
         return None
-    outermost = max(cls.outer for cls in types)
-    owners = {cls.default: cls for cls in types if cls.outer == outermost}
+    owners = {cls.default: cls for cls in with_default if cls.outer == outermost}
     if len(owners) > 1:
         names = " and ".join(owner.__name__ for owner in owners.values())
         raise TypeError(
@@ -408,4 +425,4 @@ def owner_of_default(
             f"{names} each have a default of their own. Register a rule for the pair, or "
             "make one of the classes the outer one by a higher outer = ..."
         )
-    return next(iter(owners.values()))
+    return next(iter(owners.values()), None)

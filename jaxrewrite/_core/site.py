@@ -292,12 +292,6 @@ class Site(NamedTuple):
 
     # --- becoming dense ---------------------------------------------------------
 
-    def materialise_operands(
-        self, operands: Sequence[Operand], is_enough: Enough = is_never
-    ) -> list[Any]:
-        """Make the operands of the equation dense, as the policy allows."""
-        return [self.materialise(x, NO_RULE, is_enough) for x in operands]
-
     def materialise(
         self, value: Operand, reason: Reason = NO_RULE, is_enough: Enough = is_never
     ) -> Any:

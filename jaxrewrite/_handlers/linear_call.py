@@ -26,7 +26,7 @@ def linear_call_handler(site: Site, operands: list[Operand]) -> Results:
     num_consts, num_residuals = params["num_callee_consts"], params["num_res"]
     start = num_consts + num_residuals
     residuals = operands[:start]
-    arrays = site.materialise_operands(operands[start:])
+    arrays = [site.materialise(x) for x in operands[start:]]
     dense = MakeDense((True,) * len(site.outvars))
     rewritten = rewrite_jaxpr(site, params["callee"], [*residuals, *arrays], leaving=dense)
     if not rewritten.changed and not any(map(is_value, operands)):

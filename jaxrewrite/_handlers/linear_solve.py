@@ -12,6 +12,7 @@ from typing import Any
 from jax.tree_util import tree_leaves
 
 from .._compat import AnyJaxpr, Var
+from .._core.avals import is_annotation, values_inside
 from .._core.bodies import rewrite_jaxpr
 from .._core.rewrite import handlers
 from .._core.site import Site
@@ -21,10 +22,13 @@ from .adapters import MakeDense
 
 def linear_solve_handler(site: Site, operands: list[Operand]) -> Results:
     has_values = any(map(is_value, operands))
+    annotations = filter(is_annotation, operands)
+    if any(is_annotation(y) for x in annotations for y in values_inside(x)):
+        return NotImplemented  # The rules of the inner one answer.
     lengths, jaxprs = site.params["const_lengths"], site.params["jaxprs"]
     rest = iter(operands)
     consts = [list(itertools.islice(rest, length)) for length in lengths]
-    right_sides = site.materialise_operands(list(rest))
+    right_sides = [site.materialise(x) for x in rest]
     rewritten = [
         None if jaxpr is None else _rewrite_jaxpr(site, jaxpr, closed_over)
         for jaxpr, closed_over in zip(jaxprs, consts, strict=True)

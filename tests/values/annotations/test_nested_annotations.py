@@ -8,6 +8,7 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite import transform
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import Diagonal, Interval, Masked, Named, Tagged, Unitful
 
 
@@ -196,3 +197,53 @@ def test_entries_that_a_rule_takes_out_of_a_masked_array_are_masked_once():
     v = Observed(Masked(X, MISSING), MISSING[::-1])
     got = transform(lambda v: -v, rules=rules)(v)
     is_same(got, Masked(-X, MISSING | MISSING[::-1]))
+
+
+MATRIX = jnp.array([[3.0, 1.0], [1.0, 2.0]])
+
+# Of these `Named` has no rule, except for the determinant.
+WITHOUT_NAMES = {
+    "gather of rows": lambda x: jnp.take_along_axis(x, jnp.argsort(x, 0), 0),
+    "update": lambda x: x.at[jnp.argsort(x[0])].set(x),
+    "inverse": jnp.linalg.inv,
+    "solution": lambda x: jnp.linalg.solve(x, x[0]),
+    "triangular": lambda x: jax.scipy.linalg.solve_triangular(x, x[0]),
+    "gradients": lambda x: jax.scipy.sparse.linalg.cg(lambda y: x @ y, x[0])[0],
+    "determinant": jnp.linalg.det,
+    "singular values": jnp.linalg.svd,
+    "windows": lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2), (1, 1), "VALID"),
+    "convolution": lambda x: jnp.convolve(x[0], x[1]),
+}
+
+
+@pytest.mark.parametrize("fn", WITHOUT_NAMES.values(), ids=WITHOUT_NAMES)
+@pytest.mark.parametrize("inside", ["units", "tags"])
+def test_what_is_inside_of_names_answers_where_these_are_dropped(fn, inside):
+    carry = {
+        "units": lambda x: Unitful(x, "m"),
+        "tags": lambda x: Tagged(x, frozenset({"t"})),
+    }[inside]
+    fn = jaxrewrite.transform(fn)
+    found = fn(Named(carry(MATRIX), (None, None)))
+    expected = fn(carry(MATRIX))
+    is_value = lambda x: isinstance(x, jaxrewrite.Value)
+    for x, y in zip(
+        *(jax.tree.leaves(z, is_value) for z in (found, expected)), strict=True
+    ):
+        assert (getattr(x, "units", None) or None) == (getattr(y, "units", None) or None)
+        assert getattr(x, "tags", None) == getattr(y, "tags", None)
+        assert_same(*(getattr(z, "array", z) for z in (x, y)), 1e-5)
+
+
+def test_indices_with_names_choose_from_what_has_units_or_is_masked():
+    fn = jaxrewrite.transform(lambda x, i: x[i])
+    indices = Named(jnp.array([2, 0]), ("a",))
+    x = jnp.array([3.0, 1.0, 2.0])
+    assert fn(Unitful(x, "m"), indices).units == Unitful(x, "m").units
+    masked = fn(Masked(x, x > 2.5), indices)
+    np.testing.assert_array_equal(masked.mask, [False, True])
+
+
+def test_names_around_a_matrix_leave_the_matrix():
+    found = jaxrewrite.transform(jnp.linalg.inv)(Named(Diagonal(MATRIX[0]), ("a", "b")))
+    assert_same(found, np.diag(1 / MATRIX[0]), 1e-6)
