@@ -36,13 +36,14 @@ if TYPE_CHECKING:
 class Flat(NamedTuple):
     """The operands of an equation, with the values among them flattened to rule children.
 
-    ``treedefs`` has ``None`` for an operand that is not a value. ``ctx`` is that of the
+    ``treedefs`` has ``None`` for an operand that is not a value, and a position for one that
+    is the operand there, so that a rule sees that it is the same. ``ctx`` is that of the
     equation. ``structure`` is the part of the key of a function's trace that stands for these
     operands.
     """
 
     leaves: list[Any]
-    treedefs: list[PyTreeDef | None]
+    treedefs: list[PyTreeDef | int | None]
     avals: list[Any]
     ctx: EqnContext
     structure: tuple[Any, ...]
@@ -53,27 +54,35 @@ class Flat(NamedTuple):
     ) -> Flat:
         """The operands, flattened but for the positions ``opaque``."""
         leaves: list[Any] = []
-        treedefs: list[PyTreeDef | None] = []
+        treedefs: list[PyTreeDef | int | None] = []
         for i, operand in enumerate(operands):
-            if is_value(operand) and i not in opaque:
-                children, treedef = rule_children(operand)
-                leaves.extend(children)
-                treedefs.append(treedef)
-            else:
+            if not is_value(operand) or i in opaque:
                 leaves.append(operand)
                 treedefs.append(None)
+                continue
+            same = (j for j in range(i) if operands[j] is operand and j not in opaque)
+            if (first := next(same, None)) is not None:
+                treedefs.append(first)
+                continue
+            children, treedef = rule_children(operand)
+            leaves.extend(children)
+            treedefs.append(treedef)
         avals = avals_of(leaves)
         return cls(leaves, treedefs, avals, ctx, (*treedefs, *avals, ctx))
 
     def rebuilt(self, leaves: Iterable[Any]) -> list[Any]:
         """The operands with other leaves."""
         rest = iter(leaves)
-        return [
-            next(rest)
-            if treedef is None
-            else tree_unflatten(treedef, [next(rest) for _ in range(treedef.num_leaves)])
-            for treedef in self.treedefs
-        ]
+        operands: list[Any] = []
+        for treedef in self.treedefs:
+            if treedef is None:
+                operands.append(next(rest))
+            elif isinstance(treedef, int):
+                operands.append(operands[treedef])
+            else:
+                own = [next(rest) for _ in range(treedef.num_leaves)]
+                operands.append(tree_unflatten(treedef, own))
+        return operands
 
 
 class RuleResult(NamedTuple):

@@ -472,7 +472,8 @@ def _sort(*operands: Any, primitive: Any, **params: Any) -> Any:
 def _magnitudes(x: Interval) -> tuple[Any, Any]:
     """The least and the greatest absolute value."""
     ends = tuple(map(abs, _numbers(x)))
-    least = jnp.where(_has_zero(x), ends[0] * 0, jnp.minimum(*ends))
+    zero = jnp.where(ends[0] == ends[0], jnp.zeros_like(ends[0]), ends[0])  # Or NaN.
+    least = jnp.where(_has_zero(x), zero, jnp.minimum(*ends))
     return least, jnp.maximum(*ends)
 
 
@@ -530,6 +531,8 @@ def _pairs(x: Any, y: Any) -> list[tuple[Any, Any]]:
 
 @annotation_rule(Interval, "mul")
 def _times(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
+    if x is y:
+        return _even(x, primitive=lax.integer_pow_p, y=2)
     bounds = _corners(lax.mul, x, y)
     if not _is_integer(bounds):
         return bounds
@@ -558,13 +561,18 @@ def _quotient(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
 
 @annotation_rule(Interval, "pow")
 def _power(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    """Bounds for a base that is not negative. A negative base is unbounded: it may give NaN."""
+    """Bounds for a base that is not negative, or an exponent that is an integer; others give NaN."""
     if not inexact(_lower(x)):
         raise _refuse(primitive, "on integers")
-    bounds = _corners(lax.pow, x, y)
     has_pole = _has_zero(x) & (_lower(y) < 0)
     is_point = (_lower(x) == _upper(x)) & (_lower(y) == _upper(y))
-    return _unbounded((_lower(x) < 0) | has_pole, _apart(bounds, is_point))
+    if isinstance(y, Interval) or inexact(y):
+        bounds, has_pole = _corners(lax.pow, x, y), has_pole | (_lower(x) < 0)
+    else:
+        pairs = zip(_magnitudes(x), _numbers(x), strict=True)
+        ends = [jnp.where(y % 2 == 0, size, end) for size, end in pairs]
+        bounds = _hull(*(lax.pow(end, y) for end in ends))
+    return _unbounded(has_pole, _apart(bounds, is_point))
 
 
 @annotation_rule(Interval, "sin", "cos")
@@ -752,6 +760,8 @@ def _(primals: Any, tangents: Any) -> Any:
 def _compare(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     """The lower bound is what holds surely, the upper bound what may hold."""
     is_total = primitive.name.endswith("_to")
+    if x is y:
+        return _compare_with_itself(x, primitive.name.removesuffix("_to"), is_total)
     ends = _in_total_order if is_total else _ordered
     (x_low, x_high), (y_low, y_high) = map(ends, (x, y))
     name = primitive.name.removesuffix("_to")
@@ -765,6 +775,15 @@ def _compare(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     equal = primitive.bind if is_total else jnp.equal
     same = equal(x_low, y_high) & equal(x_high, y_low)
     return Interval(same, overlap) if name == "eq" else Interval(~overlap, ~same)
+
+
+def _compare_with_itself(x: Interval, name: str, is_total: bool) -> Interval:
+    """Each number is equal to itself; NaN is not, except in the total order."""
+    never = jnp.zeros(x.shape, bool)
+    may_be_nan = never if is_total else _may_be_nan(x)
+    if name in ("eq", "le", "ge"):
+        return Interval(~may_be_nan, ~never)
+    return Interval(never, may_be_nan if name == "ne" else never)
 
 
 def _nan_in(*operands: Any) -> Any:

@@ -1067,11 +1067,15 @@ BOUNDED = {
     "sqrt": lambda x: jnp.sqrt(x + 1),
     "arcsin": lambda x: jnp.arcsin(x / 100),
     "arctan2": lambda x: jnp.arctan2(x, x + 1),
-    "powers": lambda x: [x**3, x**4, x**-1, x**-2, x**-3, jnp.abs(x) ** 1.5],
+    "powers": lambda x: [
+        *(x**3, x**4, x**-1, x**-2, x**-3, jnp.abs(x) ** 1.5),
+        x ** jnp.array([2, 3, -1, 0]),
+    ],
     "products": lambda x: [x * x[0], -2 * x, x / x[0], 1 / x, x / 3],
     "dot": lambda x: [x @ WEIGHT, WEIGHT.T @ x.T, x @ x.T],
     "reductions": lambda x: [x.sum(0), x.mean(), x.max(1), jnp.var(x, 1), jnp.cumsum(x, 0)],
     "compare": lambda x: [x < 1, x >= x[0], x == x, x != 0, ~((x > 0) & (x < 1))],
+    "unless NaN": lambda x: [jnp.nanmax(x, 0), jnp.median(x, 0), jnp.logaddexp(x, x[0])],
     "where": lambda x: [jnp.where(x > 0, x, -2 * x), jnp.clip(x, -0.1, x[0])],
     "move": lambda x: [x.T, x.reshape(-1)[1:], jnp.roll(x, 1), x[jnp.array([2, 0])]],
     "assemble": lambda x: [jnp.concatenate([x, x]), jnp.pad(x, 1), x.at[0].add(x[1])],
@@ -1095,7 +1099,18 @@ BOUNDED_BRIEFLY = [
 ]
 
 BOUNDED_ENTRYWISE = [
-    *("cos", "abs", "square", "floor", "sign", "tanh", "arctan", "cosh", "sinh"),
+    *(
+        "unless NaN",
+        "cos",
+        "abs",
+        "square",
+        "floor",
+        "sign",
+        "tanh",
+        "arctan",
+        "cosh",
+        "sinh",
+    ),
     *("negative", "cbrt", "relu", "softplus", "elu", "log", "sqrt", "arcsin"),
     *("arctan2", "cast"),
 ]
@@ -1181,7 +1196,7 @@ def test_bounds_of_more_functions_hold_on_a_grid(compiled):
 
 
 # One operation has an operand twice, or its bounds are no numbers.
-NOT_TIGHT = {"softplus", "elu", "arctan2"}
+NOT_TIGHT = {"softplus", "elu", "arctan2", "unless NaN"}
 
 
 @pytest.mark.parametrize("radius", [0, 0.25, 2.0])
@@ -1773,6 +1788,42 @@ def test_several_arrays_are_placed_at_once(first):
     np.testing.assert_array_equal(got.mask, x.mask)
     np.testing.assert_array_equal(got.filled(0), x.filled(0))
     np.testing.assert_array_equal(other, y)
+
+
+def test_an_array_meets_itself():
+    """A rule is told so: each number is equal to itself, and a square is not negative."""
+    inf = jnp.inf
+    x = Interval(jnp.array([-2.0, 1.0, -inf, -inf]), jnp.array([1.0, 1.0, 2.0, inf]))
+    some, none, all_ = (jnp.array([*[a] * 3, b]) for a, b in ((0, 1), (0, 0), (1, 1)))
+    comparisons = {
+        **dict.fromkeys((lax.eq, lax.le, lax.ge), (1 - some, all_)),
+        **dict.fromkeys((lax.lt, lax.gt), (none, none)),
+        **{lax.ne: (none, some), jnp.isnan: (none, some)},
+    }
+    for compare, (surely, maybe) in comparisons.items():
+        fn = compare if compare is jnp.isnan else lambda x, compare=compare: compare(x, x)
+        found = run(fn)(x)
+        np.testing.assert_array_equal(found.lower, surely, str(compare))
+        np.testing.assert_array_equal(found.upper, maybe, str(compare))
+    square = run(lambda x: x * x)(x)
+    np.testing.assert_array_equal(square.lower, [0, 1, 0, -inf])
+    np.testing.assert_array_equal(square.upper, [4, 1, inf, inf])
+    same_numbers = run(lambda x, y: x * y)(x, Interval(x.lower, x.upper))
+    np.testing.assert_array_equal(same_numbers.lower, [-2, 1, -inf, -inf])
+
+
+def test_medians_of_bounds_are_bounded():
+    x = Interval(jnp.array([0.0, 1.0]), jnp.array([0.1, 1.1]))
+    for fn in (jnp.median, lambda x: jnp.quantile(x, 0.5)):
+        found = run(fn)(x)
+        np.testing.assert_allclose([found.lower, found.upper], [0.5, 0.6], rtol=1e-5)
+
+
+def test_powers_by_integers_are_bounded():
+    x = Interval(jnp.array([-1.0, -1.0, 2.0, -1.0]), jnp.array([1.0, 0.5, 4.0, 1.0]))
+    found = run(lambda x: x ** jnp.array([2, 3, -1, -2]))(x)
+    np.testing.assert_allclose(found.lower, [0, -1, 0.25, -jnp.inf], rtol=1e-5)
+    np.testing.assert_allclose(found.upper, [1, 0.125, 0.5, jnp.inf], rtol=1e-5)
 
 
 def test_powers_of_integers_have_bounds_up_to_the_last_that_does_not_wrap():
