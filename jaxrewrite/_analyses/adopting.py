@@ -92,7 +92,9 @@ class Adopting(OperandsHook):
         any_number = self._is_for_any_units
         operands = [
             _adopt(adopter, x, primitive)
-            if not is_value(x) and is_inexact(x) and _has_any_units(written(x), any_number)
+            if not is_value(x)
+            and is_inexact(x)
+            and _has_any_units(written(x), x, adopter, any_number)
             else x
             for x in operands
         ]
@@ -105,7 +107,7 @@ class Adopting(OperandsHook):
         written = self._analysis(Written)
         return [
             _adopt(adopter, x, None)
-            if not is_value(x) and is_inexact(x) and written(x).has_no_scale
+            if not is_value(x) and is_inexact(x) and _has_any_units(written(x), x, adopter)
             else x
             for x in results
         ]
@@ -172,8 +174,11 @@ def _of_any_units(fact: Fact) -> Fact:
     return NO_SCALE if fact.is_written and not fact.has_no_scale else fact
 
 
-def _has_any_units(fact: Fact, any_number: bool) -> bool:
-    return fact.has_no_scale or (any_number and fact.is_written)
+def _has_any_units(fact: Fact, atom: Any, adopter: Value, any_number: bool = False) -> bool:
+    """Whether a number may have the units of the adopter, whatever a body casts it to."""
+    is_alike = atom.aval.dtype == avals_of([adopter])[0].dtype
+    has_no_scale = fact.has_no_scale if is_alike else fact.has_no_scale_if_cast
+    return has_no_scale or (any_number and fact.is_written)
 
 
 def _numbers_of_body(jaxpr: Any, facts: Mapping[int, Fact]) -> dict[int, Fact]:

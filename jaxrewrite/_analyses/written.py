@@ -88,6 +88,11 @@ class Fact(NamedTuple):
         return self._class() <= Kind.LARGEST
 
     @property
+    def has_no_scale_if_cast(self) -> bool:
+        """The same in a wider dtype, which has greater numbers than the largest one of this."""
+        return self._class() < Kind.LARGEST
+
+    @property
     def is_written(self) -> bool:
         """Whether the program itself writes the numbers."""
         return self.kind <= Kind.WRITTEN
@@ -324,7 +329,15 @@ def _converted(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
         return [filled(fact.number, dtype) if is_kept else UNKNOWN]
     # Of the numbers without a scale only zero is an integer or a truth value.
     is_known = fact.kind < Kind.NUMBER or _is_inexact(eqn.outvars[0])
+    if is_known and fact.kind == Kind.LARGEST:
+        source = _dtype_of(eqn.invars[0])
+        return [Fact(Kind.WRITTEN) if _is_wider(dtype, source) else fact]
     return [fact if is_known else UNKNOWN]
+
+
+def _is_wider(dtype: Any, other: Any) -> bool:
+    """Whether an inexact dtype has numbers that are greater than all of another one."""
+    return bool(jnp.finfo(dtype).max > jnp.finfo(other).max)
 
 
 @transfer("add", "and", "clamp", "eq", "gt", "lt", "ne", "or", "sub", "xor")

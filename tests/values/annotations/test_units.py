@@ -170,3 +170,17 @@ def test_all_units_of_the_si_are_known_with_prefixes(unit):
     for prefix, factor in PREFIXES.items():
         got = Unitful(np.float64(1), prefix + unit).to(SI[unit])
         np.testing.assert_allclose(got.array, factor, 1e-6, err_msg=prefix + unit)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
+@pytest.mark.parametrize("of", ["float16", "bfloat16", "float32"])
+def test_the_largest_number_of_a_dtype_has_no_units_in_that_alone(dtype, of):
+    """In a wider dtype it is a number like any other."""
+    x = Unitful(jnp.array([-1.0, 2.0], dtype), "m")
+    largest = jnp.finfo(of).max
+    fill = jaxrewrite.transform(lambda x: jnp.where(x.real > 0 * x.real, x, largest))
+    if jnp.finfo(jnp.result_type(x.dtype, of)).max == largest:
+        assert fill(x).units == x.units
+    else:
+        with pytest.raises(UnitsError, match="select_n needs operands of equal units"):
+            fill(x)
