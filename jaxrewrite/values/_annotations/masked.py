@@ -555,7 +555,7 @@ def _bilinear(x: Any, y: Any, *sizes: Any, primitive: Any, **params: Any) -> Any
     there = count(*(_numbers(~_mask(operand)) for operand in (x, y)))
     if not sizes and not _may_be_padding(y.shape, **params):
         return _finite(result, there == 0)
-    pairs = count(*(jnp.ones(operand.shape) for operand in (x, y)))
+    pairs = count(*(jnp.ones(operand.shape, "float32") for operand in (x, y)))
     return _finite(result, there < jnp.minimum(pairs, 1))
 
 

@@ -794,6 +794,15 @@ def test_masked_products_have_the_dtype_that_is_asked_for(preferred):
     )
 
 
+@pytest.mark.parametrize("is_double", [False, True])
+def test_windows_of_padding_alone_hold_nothing_that_is_missing(is_double):
+    with jax.enable_x64(is_double):
+        x, kernel = jnp.ones((1, 1, 4), "float32"), jnp.ones((1, 1, 2), "float32")
+        convolve = run(lambda x: lax.conv_general_dilated(x, kernel, (1,), [(2, 2)]))
+        found = convolve(Masked(x, jnp.arange(4).reshape(x.shape) == 3))
+        np.testing.assert_array_equal(found.filled(7)[0, 0], [0, 1, 2, 2, 1, 7, 0])
+
+
 def test_masked_through_programs():
     x, theirs = masked(3)
     total, rows = run(lambda x: lax.scan(lambda c, r: (c + r.sum(), c), 0.0, x))(x)
