@@ -49,6 +49,7 @@ ROOMS = {
 TOGETHER = {
     "__init__": "jaxrewrite",
     "__main__": "_insight",
+    "_warn": "extend",
     **dict.fromkeys(
         ("_array_value", "_batched", "_display", "_members", "numpy"),
         "_array_value, _batched, _display, _members, numpy",

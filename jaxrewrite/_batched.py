@@ -134,8 +134,6 @@ def of_stacked_leaves(value: Value, length: int) -> Value:
     """
     batched = Batched(value, length)
     parts, treedef = children(value)
-    if not value.rules_see_values and any(map(is_value, parts)):
-        return batched  # The type's hook would see fields that are already stacked.
     inside = [of_stacked_leaves(x, length) if is_value(x) else x for x in parts]
     if any(isinstance(x, Batched) for x in inside):
         return batched
@@ -146,10 +144,30 @@ def of_stacked_leaves(value: Value, length: int) -> Value:
 def _is_stack(own: Any, batched: Batched) -> bool:
     """Whether a value has the leaves of a stack of its type, which is that array."""
     try:
-        form, avals = own.sliceable(), avals_of([own, batched])
+        is_own = _are_leaves_of_a_stack(own)
+        avals = avals_of([own, batched])
     except Exception:  # noqa: BLE001 - methods of a type raise anything on leaves of no value
         return False
-    return is_like(form, own) and _compat.same_array_type(*avals)
+    return is_own and _compat.same_array_type(*avals)
+
+
+def _are_leaves_of_a_stack(x: Value) -> bool:
+    """Whether `Value.sliceable` leaves a value as it is, with arrays for values in its fields."""
+    parts, treedef = children(x)
+    if x.rules_see_values or not any(map(is_value, parts)):
+        return is_like(x.sliceable(), x)
+    trees = []
+
+    def form_of(*arrays: Any) -> list[Any]:
+        leaves, tree = tree_flatten(tree_unflatten(treedef, arrays).sliceable())
+        trees.append(tree)
+        return leaves
+
+    avals = avals_of(parts)
+    jaxpr, _ = _compat.trace_to_jaxpr(form_of, avals, _compat.new_debug_info("sliceable"))
+    return same_treedef(trees[0], treedef) and all(
+        map(_compat.same_array_type, avals_of(jaxpr.outvars), avals)
+    )
 
 
 def is_like(form: Any, value: Value) -> bool:

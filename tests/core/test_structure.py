@@ -44,7 +44,8 @@ ROOMS_BELOW = {
     },
     "_interop": {"_analyses", "_compat", "_core", "_handlers", "_joins", "_staging"},
     "_patterns": {"_analyses", "_compat", "_core", "_staging", "primitives"},
-    "extend": {"_core", "_joins"},
+    "_warn": {"_core"},
+    "extend": {"_core", "_joins", "_warn"},
     "numpy": {"_staging"},
     "_insight": {
         *("_compat", "_core", "_functions", "_patterns", "_signatures", "_staging"),

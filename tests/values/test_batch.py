@@ -306,9 +306,29 @@ def test_a_stack_is_of_the_type_of_its_elements_where_that_has_stacks():
     )
     tagged = jaxrewrite.stack([Tagged(v, "tag") for v in matrices])
     assert isinstance(tagged.array, Diagonal)
-    # A rule for a diagonal matrix sees an array in place of a value inside.
-    within = jaxrewrite.stack([Diagonal(Tagged(X, "tag"))] * 2)
-    assert isinstance(within, jaxrewrite.Batched)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        Diagonal(Tagged(X, "tag")),
+        Quantised.quantise(jnp.eye(4), 4, block=2),
+        Lora(NF4.quantise(jnp.eye(64)), jnp.ones((64, 1)), jnp.ones((1, 64))),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_a_stack_of_what_has_values_in_fields_is_of_the_type(one):
+    """A rule for the type sees arrays in their place."""
+    stack = jaxrewrite.stack([one, one])
+    assert type(stack) is type(one) and stack.shape == (2, *one.shape)
+    by_program = implicit(lambda v: jnp.stack([v, v]))(one)
+    assert jaxrewrite.same_structure(by_program, stack)
+    dense = jnp.stack([jaxrewrite.materialise(one)] * 2)
+    x = jnp.ones(one.shape[1:])
+    last = implicit(lambda v: (v @ x, lax.map(lambda v: v @ x, v), v[1] @ x))(stack)
+    expected = (dense @ x, dense @ x, dense[1] @ x)
+    for found, want in zip(last, expected, strict=True):
+        assert_same(jaxrewrite.materialise(found), want, 1e-5)
 
 
 STACK = batched([Scaled(X, jnp.float32(i)) for i in range(2)])
