@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 from jaxrewrite import ArrayValue
 
+from .._compat import Primitive
 from .._core.annotations import Dense
+from .._core.rules import Rule
 from .._core.settings import current_settings
 from .._insight.lookup import choices, type_name
 from ._culprits import is_users
@@ -19,11 +21,20 @@ class RuleOfType(NamedTuple):
     ``is_own``: it names the type itself or a class of a user, and not a base of the library.
     """
 
-    primitive: str
+    of: Primitive
     types: tuple[str, ...]
     needs_another_type: bool
     is_own: bool
-    fn: Callable[..., Any]
+    rule: Rule
+
+    @property
+    def primitive(self) -> str:
+        """The name of the primitive or function."""
+        return str(self.of.name)
+
+    @property
+    def fn(self) -> Callable[..., Any]:
+        return self.rule.fn
 
     def __str__(self) -> str:
         return f"the rule for {self.primitive} on ({', '.join(self.types)})"
@@ -43,5 +54,4 @@ def rules_that_name(cls: type) -> Iterator[RuleOfType]:
                 ]
                 types = tuple(map(type_name, entry.types))
                 is_own = any(choice is cls or is_users(choice) for choice in fitting)
-                fn = entry.rule.fn
-                yield RuleOfType(primitive.name, types, bool(others), is_own, fn)
+                yield RuleOfType(primitive, types, bool(others), is_own, entry.rule)

@@ -10,6 +10,7 @@ from jaxrewrite import Value
 from ._compare import Outcome, Program, compare, mapped_inside, note
 from ._culprits import Culprits
 from ._export import check_export
+from ._function_programs import function_programs
 from ._more_programs import more_programs, programs_on_two
 from ._oracle import DERIVATIVES, own_stack, tolerance_of
 from ._outcome import Checked, Findings, error_summary
@@ -58,7 +59,8 @@ def check_value(
       ``known_svd``, ``scaled_rows`` or ``is_triangular``, is so for this matrix, and for a stack.
     - a name for each program: a primitive that acts entry by entry, moves entries, reduces,
       sorts, slices, joins or multiplies, with the operands that it needs; a branch or a loop
-      with the value; or a function with a rule of derivatives. Each is compared with dense
+      with the value; a function with a rule of derivatives; or a function of the value alone for
+      which the type has a rule, as in ``"det jit"``. Each is compared with dense
       code compiled (``"jit"``); over a new leading axis of all leaves, with `jax.vmap` around
       the rewritten program (``"vmap"``) and inside of it (``"vmap inside"``); and in both
       derivatives with respect to floating leaves (``"jvp"`` and ``"grad"``), as in
@@ -202,6 +204,7 @@ def _check_programs(
     culprits = Culprits(type(value), [rule.fn for rule in rules if rule.is_own])
     wanted = _Wanted(type(value), rules)
     common, rare = programs(value), more_programs(value)
+    common |= function_programs(value, rules)
     stacks = {id(value): own_stack(value)}
     known = tolerance_of(value) if tolerance is None else tolerance
     for mode in _MODES:

@@ -57,8 +57,16 @@ ROOMS_BELOW = {
         "primitives",
     },
     "testing": {
-        *("__init__", "_analyses", "_axes", "_compat", "_core", "_handlers", "_insight"),
-        *("_patterns", "_placement", "_signatures", "_staging", "primitives"),
+        *("__init__", "_analyses", "_axes", "_compat", "_core", "_functions"),
+        *(
+            "_handlers",
+            "_insight",
+            "_patterns",
+            "_placement",
+            "_signatures",
+            "_staging",
+            "primitives",
+        ),
     },
     "checkpoints": {"__init__", "values"},
     "patterns": {

@@ -1,0 +1,36 @@
+"""Programs that call a function for which a type has a rule."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from jaxrewrite import Value
+
+from .._functions.called import Called
+from .._functions.recognise import statics_for
+from ._compare import Program
+from ._registered import RuleOfType
+
+
+# So many choices of static arguments are tried, the defaults first.
+_CHOICES = 3
+
+
+def function_programs(value: Value, rules: Iterable[RuleOfType]) -> dict[str, Program]:
+    """A program for each of the type's own rules for a function of the value alone."""
+    found = {}
+    for rule in rules:
+        if rule.is_own and len(rule.types) == 1 and isinstance(rule.of, Called):
+            for name, statics in _calls(rule.of, rule):
+                fn = functools.partial(rule.of.fn, **statics)
+                found[name] = Program(rule.primitive, fn, (value,))
+    return found
+
+
+def _calls(called: Called, rule: RuleOfType) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for statics in islice(statics_for(called, rule.rule), _CHOICES):
+        shown = ", ".join(f"{name}={x!r}" for name, x in statics.items())
+        yield f"{called.name} with {shown}" if shown else called.name, statics
