@@ -11,6 +11,7 @@ from jaxrewrite import Value
 
 from .._functions.called import Called
 from .._functions.recognise import statics_for
+from .._signatures import is_of_a_library
 from ._compare import Program
 from ._registered import RuleOfType
 
@@ -20,10 +21,12 @@ _CHOICES = 3
 
 
 def function_programs(value: Value, rules: Iterable[RuleOfType]) -> dict[str, Program]:
-    """A program for each of the type's own rules for a function of the value alone."""
+    """A program for each of a user's rules for a function of the value alone."""
     found = {}
     for rule in rules:
-        if rule.is_own and len(rule.types) == 1 and isinstance(rule.of, Called):
+        if len(rule.types) != 1 or is_of_a_library(rule.rule):
+            continue
+        if isinstance(rule.of, Called):
             for name, statics in _calls(rule.of, rule):
                 fn = functools.partial(rule.of.fn, **statics)
                 found[name] = Program(rule.primitive, fn, (value,))

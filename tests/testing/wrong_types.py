@@ -781,3 +781,18 @@ class LabelledAnew(Labelled):
 
 
 WRONG["hash of metadata"] = Wrong(LabelledAnew(X, Unequal(2)), "another hash", "metadata")
+
+
+@a_rule("a function", "det jit", jnp.linalg.det, value=numbers((3, 3)))
+def wrong_determinant(v):
+    return 2 * jnp.linalg.det(v.x)
+
+
+@a_rule("a function's gradient", "softplus grad", jax.nn.softplus)
+def still_softplus(v):
+    return lax.stop_gradient(jax.nn.softplus(v.x))
+
+
+@a_rule("a static argument", "median with axis=0 jit", jnp.median, value=numbers((3, 3)))
+def median_of_rows(v, *, axis: int | None):
+    return jnp.median(v.x, None if axis is None else 1)
