@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import inspect
 import math
@@ -42,14 +43,15 @@ class Uniform(Structured):
     """Base class of arrays that repeat one number, of any shape and dtype."""
 
     _is_base = True
+    _required = (*Structured._required, "number", "of")
 
+    @abc.abstractmethod
     def number(self) -> Any:
         """The number, an array of shape ()."""
-        raise NotImplementedError(f"{type(self).__name__}.number")
 
+    @abc.abstractmethod
     def of(self, shape: Sequence[int]) -> Any:
         """The same number in another shape."""
-        raise NotImplementedError(f"{type(self).__name__}.of")
 
     def materialise(self) -> Any:
         return jnp.broadcast_to(self.number(), self.shape)

@@ -248,6 +248,9 @@ class Signed(values.Matrix):
     def materialise(self):
         return self.x if self.x[0, 0] > 0 else -self.x
 
+    def apply(self, x, axis, precision=None):
+        return NotImplemented
+
 
 class Chosen(values.Triangular):
     def materialise(self):

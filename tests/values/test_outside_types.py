@@ -293,6 +293,9 @@ class OnePerRow(values.Matrix):
         d = self.d[..., None]
         return jnp.where(there, d, jnp.zeros_like(d))
 
+    def apply(self, x, axis, precision=None):
+        return NotImplemented
+
     def map_entries(self, fn, *others):
         return OnePerRow(fn(self.d, *(other.d for other in others)), self.columns)
 
@@ -497,3 +500,17 @@ def test_the_methods_of_a_library_are_not_asked(monkeypatch):
     members = {"__module__": "somelibrary.formats", "__annotations__": fields}
     of_library = type("Codes", (values.Coded,), {**members, "levels": levels})
     assert of_library.levels is levels
+
+
+def test_a_matrix_that_cannot_multiply_is_an_error_where_it_is_made():
+    class NoProduct(values.Matrix):
+        x: jax.Array
+
+        def aval(self):
+            return jax.core.ShapedArray(2 * self.x.shape, self.x.dtype)
+
+        def materialise(self):
+            return jnp.diag(self.x)
+
+    with pytest.raises(TypeError, match=r"NoProduct has to define apply\(\)"):
+        NoProduct(jnp.ones(3))

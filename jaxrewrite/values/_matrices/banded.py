@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Callable
 from typing import Any, Self
@@ -25,14 +26,16 @@ class _Bands(Matrix):
     """Base class of matrices with few diagonals."""
 
     _is_base = True
+    _required = (*Matrix._required, "diagonals", "as_banded")
     entries = "pattern"
 
+    @abc.abstractmethod
     def diagonals(self) -> list[tuple[int, Any]]:
         r"""The pairs of an offset d and the diagonal there, (\*batch, n - abs(d))."""
-        raise NotImplementedError(f"{type(self).__name__}.diagonals")
 
+    @abc.abstractmethod
     def as_banded(self) -> Banded:
-        raise NotImplementedError(f"{type(self).__name__}.as_banded")
+        """The matrix as one with any number of diagonals."""
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         terms = []

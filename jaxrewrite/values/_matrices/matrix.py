@@ -8,6 +8,7 @@ functions that act entry by entry act on the leaves.
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
@@ -74,6 +75,7 @@ class Matrix(LinearAlgebra, Structured):
     """
 
     _is_base = True
+    _required = (*Structured._required, "apply")
     outer = -70
     axes = staticmethod(
         lambda *leaves: {"self": "... n m", **dict.fromkeys(leaves, "... *more")}
@@ -83,6 +85,7 @@ class Matrix(LinearAlgebra, Structured):
 
     # --- what a type has to define, besides `aval` and `materialise` -----------------------
 
+    @abc.abstractmethod
     def apply(
         self, x: Shaped[Array, "*batch *axes"], axis: int, precision: Any = None
     ) -> Shaped[Array, "*batch *out_axes"] | Any:
@@ -102,7 +105,6 @@ class Matrix(LinearAlgebra, Structured):
         Array
             An array like ``x``, of length n along ``axis``.
         """
-        raise NotImplementedError(f"{type(self).__name__}.apply")
 
     def transposed(self) -> Matrix | Any:
         """The matrix with its last two axes exchanged.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -36,6 +37,7 @@ class Rows(Matrix):
     """Base class of matrices with at most one entry a row, and of their transposes."""
 
     _is_base = True
+    _required = (*Matrix._required, "weights")
     entries: ClassVar[str | None] = "pattern"
     movable: ClassVar[bool] = True
 
@@ -43,9 +45,9 @@ class Rows(Matrix):
 
         def __getattr__(self, name: str) -> Any: ...
 
+    @abc.abstractmethod
     def weights(self) -> Any:
         r"""The entries, of shape (\*batch, n)."""
-        raise NotImplementedError(f"{type(self).__name__}.weights")
 
     def transposed(self) -> Any:
         held: Any = self
