@@ -93,11 +93,13 @@ def compare(
     rules: Any = None,
     tolerance: float | None = None,
     culprits: Culprits | None = None,
+    are_finite: bool = True,
 ) -> dict[str, Outcome]:
     """The outcome of each program in one mode.
 
     All programs that can be traced are compiled at once. ``culprits`` name the user's functions
-    in the outcome of a program that fails.
+    in the outcome of a program that fails. ``are_finite`` tells whether all numbers of the
+    operands are.
     """
     change = MODES[mode]
     outcomes: dict[str, Outcome] = {}
@@ -119,7 +121,7 @@ def compare(
         results = _results(staged_programs)
         implicit, dense = ({name: results[name, i] for name in ready} for i in (0, 1))
     for name in ready:
-        outcomes[name] = _outcome(implicit[name], dense[name], tolerance, mode)
+        outcomes[name] = _outcome(implicit[name], dense[name], tolerance, mode, are_finite)
     if culprits is not None:
         for name, outcome in outcomes.items():
             if outcome.why and not outcome.is_skipped:
@@ -129,12 +131,14 @@ def compare(
     return outcomes
 
 
-def _outcome(implicit: Any, dense: Any, tolerance: float | None, mode: str) -> Outcome:
+def _outcome(
+    implicit: Any, dense: Any, tolerance: float | None, mode: str, are_finite: bool
+) -> Outcome:
     if isinstance(dense, Exception):
         return _dense_raises(dense)
     if isinstance(implicit, Exception):
         return Outcome(error_summary(implicit), implicit)
-    return Outcome(difference(implicit, dense, tolerance, mode) or "")
+    return Outcome(difference(implicit, dense, tolerance, mode, are_finite) or "")
 
 
 def _eager(

@@ -206,13 +206,25 @@ def assert_same(got: Any, want: Any, tolerance: float | None = None) -> None:
         raise AssertionError(message)
 
 
-def difference(got: Any, want: Any, tolerance: float | None, mode: str = "") -> str | None:
+def difference(
+    got: Any,
+    want: Any,
+    tolerance: float | None,
+    mode: str = "",
+    are_finite: bool = True,
+) -> str | None:
     """The difference of two pytrees of arrays as a message, or ``None``.
 
     A derivative that is not finite in dense code is not compared. It is often 0 * inf there.
+    If numbers of the operands are not finite, NaN may be in the place of infinity.
     """
-    only_finite = mode in DERIVATIVES
-    compare = lambda g, w: _difference_of_arrays(g, w, tolerance, only_finite)
+
+    def compare(got: Any, want: Any) -> str | None:
+        if mode in DERIVATIVES:
+            return _difference_of_arrays(got, want, tolerance, lambda g: True)
+        is_any = (lambda g: False) if are_finite else (lambda g: ~np.isfinite(g))
+        return _difference_of_arrays(got, want, tolerance, is_any)
+
     return difference_by(compare, got, want)
 
 
@@ -237,8 +249,9 @@ def difference_in_type(got: Any, want: Any) -> str | None:
 
 
 def _difference_of_arrays(
-    got: Any, want: Any, tolerance: float | None, only_finite: bool
+    got: Any, want: Any, tolerance: float | None, is_any: Callable[[Any], Any]
 ) -> str | None:
+    """``is_any`` tells which numbers may be where dense code has one that is not finite."""
     message = difference_in_type(got, want)
     if message is not None:
         return message
@@ -250,7 +263,7 @@ def _difference_of_arrays(
     # Sums that cancel are as exact as their terms, of which the largest entry is a measure.
     scale = max(float(np.abs(w[finite]).max(initial=0)), 1.0) if rtol else 0.0
     close = np.isclose(g, w, rtol=rtol, atol=rtol * scale, equal_nan=True)
-    wrong = ~close & finite if only_finite else ~close
+    wrong = ~close & (finite | ~np.asarray(is_any(g)))
     if not wrong.any():
         return None
     index = tuple(map(int, np.argwhere(wrong)[0]))

@@ -302,7 +302,13 @@ def _check_variants(
             and selection.without.isdisjoint((program.primitive, "jit"))
         }
         known = tolerance_of(variant.value) if tolerance is None else tolerance
-        outcomes = compare(to_run, "jit", tolerance=known, culprits=culprits)
+        outcomes = compare(
+            to_run,
+            "jit",
+            tolerance=known,
+            culprits=culprits,
+            are_finite=variant.is_finite,
+        )
         failing = [
             name
             for name, outcome in outcomes.items()

@@ -28,7 +28,7 @@ class Variant(NamedTuple):
 
     ``may_be_none``: nothing tells whether the type has such values, because its leaves may
     depend on each other. ``alone``, ``pairs``: whether programs are run on it alone, or on it
-    and the original.
+    and the original. ``is_finite``: whether all of its numbers are.
     """
 
     label: str
@@ -36,6 +36,7 @@ class Variant(NamedTuple):
     may_be_none: bool = False
     alone: bool = True
     pairs: bool = False
+    is_finite: bool = True
 
 
 def variants(value: Any) -> Iterator[Variant]:
@@ -292,4 +293,4 @@ def _not_finite(value: Any) -> Iterator[Variant]:
         return
     dense = _dense(other)
     if dense is not None and int(jnp.isfinite(dense).sum()) == dense.size - 2:
-        yield Variant("NaN and infinity", other)
+        yield Variant("NaN and infinity", other, is_finite=False)

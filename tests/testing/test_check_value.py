@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import Array, Float
 from reference import CASES
 from wrong_types import Diagonal
 
@@ -728,3 +729,22 @@ def test_some_of_the_ready_types(name, bulk):
 
 def test_the_package_has_it():
     assert jaxrewrite.testing is testing
+
+
+class Complex(values.Linear):
+    """Two arrays, of which infinite parts make NaN where a complex product is infinite."""
+
+    re: Float[Array, "*shape"]
+    im: Float[Array, "*shape"]
+
+    def materialise(self):
+        return self.re + 1j * self.im
+
+    def map_parts(self, fn):
+        return Complex(fn(self.re), fn(self.im))
+
+
+def test_nan_may_be_in_the_place_of_infinity():
+    value = Complex(numbers((2, 3)), 2 * numbers((2, 3)))
+    checked = check_value(value, only=["dot_general of an array (NaN and infinity) jit"])
+    assert len(checked.checked) == 1
