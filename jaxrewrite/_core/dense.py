@@ -27,11 +27,18 @@ class Reason(NamedTuple):
         remedy = self.remedy.format(cls=cls.__name__) or missing_method(cls, self.method)
         return cls._remedies.get(primitive.name, remedy)
 
-    def refusal(self, primitive: Primitive, cls: type[Value]) -> MaterialisationError:
-        """The error if the policy forbids it."""
+    def refusal(
+        self, primitive: Primitive, cls: type[Value], policy: str | Policy = "forbid"
+    ) -> MaterialisationError:
+        """The error if the policy of the call, or else that of the type, forbids it."""
+        by = (
+            "materialise="
+            if policy == "forbid"
+            else f"{cls.__name__}.materialise_policy = "
+        )
         return MaterialisationError(
             f"{self.on(primitive, cls)}, which may not be made dense here "
-            f"(materialise='forbid'). {self.remedy_of(primitive, cls)}."
+            f"({by}'forbid'). {self.remedy_of(primitive, cls)}."
         )
 
     def warning(self, primitive: Primitive, cls: type[Value]) -> tuple[str, ...]:

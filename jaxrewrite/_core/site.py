@@ -306,7 +306,7 @@ class Site(NamedTuple):
         # What another value adopted is an array.
         policy = "allow" if is_adopted(value) else policy_on(cls, self.settings.policy)
         if policy == "forbid":
-            raise reason.refusal(self.primitive, cls)
+            raise reason.refusal(self.primitive, cls, self.settings.policy)
         if builder.recorder is not None and not cls._is_seen_dense:
             builder.recorder.became_dense(value, reason)
         key = id(value), is_enough

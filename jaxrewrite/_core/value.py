@@ -76,8 +76,8 @@ class Value(PyTree):
     Attributes
     ----------
     materialise_policy
-        The policy for this type if `transform` has its default: ``"warn"``, ``"allow"`` or
-        ``"forbid"``. ``None`` leaves it to the call.
+        The policy for this type if `transform` has its default, or ``"cheapest"``: ``"warn"``,
+        ``"allow"`` or ``"forbid"``. ``None`` leaves it to the call.
     outer
         A number that orders types from the inside to the outside. If two rules apply and
         neither is more specific, the rule of the type with the greater number is tried

@@ -542,3 +542,17 @@ def test_each_choice_is_made_somewhere(at_random):
             report = explain(chain, materialise="cheapest")(make(), random(7, 3, 4))
             seen.update(s.choice.is_dense for s in report.steps if s.choice is not None)
     assert min(seen[True], seen[False]) > 5
+
+
+def test_an_error_tells_that_the_policy_is_that_of_the_type():
+    v = Factors(random(0, 4, 2), random(1, 2, 4))
+    for policy in ("cheapest", "warn"):
+        with pytest.raises(
+            jaxrewrite.MaterialisationError,
+            match=r"here \(Factors.materialise_policy = 'forbid'\)",
+        ):
+            jaxrewrite.transform(jnp.tanh, materialise=policy)(v)
+    with pytest.raises(
+        jaxrewrite.MaterialisationError, match=r"here \(materialise='forbid'\)"
+    ):
+        jaxrewrite.transform(jnp.tanh, materialise="forbid")(v)
