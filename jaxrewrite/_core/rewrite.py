@@ -31,7 +31,7 @@ from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, SourceInfo, 
 from .avals import avals_of, is_annotation, values_inside
 from .builder import Builder
 from .dense import HIDING
-from .errors import add_note
+from .errors import MaterialisationError, add_note
 from .hooks import Analysis, OperandsHook, operands_hooks, primitives_of_passes
 from .record import Record
 from .settings import Settings
@@ -288,6 +288,8 @@ class Rewriter(Builder):
                 record.operands, record.results = operands, results
                 record.added = self.eqns[start:]
         except Exception as error:
+            if isinstance(error, MaterialisationError):
+                _note_declined(error, site, operands)
             add_note(error, describe(site, operands))
             raise
         finally:
@@ -297,6 +299,18 @@ class Rewriter(Builder):
 
 
 # --- the ways to rewrite an equation -------------------------------------------------
+
+
+def _note_declined(error: Exception, site: Site, operands: Sequence[Operand]) -> None:
+    """Tell of the user's rules that declined where the innermost equation has no rule."""
+    if getattr(error, "__notes__", None):
+        return
+    choice = site.settings.rules.choice(site.primitive, operands)
+    for rule in choice:
+        choice.results[rule] = NotImplemented
+    for rule, why in choice.declined:
+        if not rule.fn.__module__.startswith(f"{__package__.partition('.')[0]}."):
+            add_note(error, f"jaxrewrite: the rule {rule} declined: {why}")
 
 
 def _seen(site: Site, operands: Sequence[Operand]) -> tuple[Sequence[Operand], Flat]:

@@ -340,16 +340,15 @@ def _info(fn: Callable[..., Any], name: str) -> RuleInfo:
 def _made_dense(became_dense: RecordedDense, record: Record) -> MadeDense:
     primitive, cls = record.site.primitive, type(became_dense.value)
     aval = aval_of(became_dense.value)
+    why = became_dense.reason.on(primitive, cls)
     repair = became_dense.reason.remedy_of(primitive, cls)
     if became_dense.reason == NO_RULE:
         repair = missing_rule(primitive.name, record.operands)
-    return MadeDense(
-        cls.__name__,
-        _compat.short(aval),
-        costs.bytes_of(aval),
-        became_dense.reason.on(primitive, cls),
-        repair,
-    )
+        rules = dict.fromkeys(x.rule for x in record.declined)
+        of_user = [x for x in rules if isinstance(x, Rule) and not is_of_a_library(x)]
+        if of_user:
+            why = f"{why} answers; {', '.join(info_of(x).name for x in of_user)} declined"
+    return MadeDense(cls.__name__, _compat.short(aval), costs.bytes_of(aval), why, repair)
 
 
 def missing_rule(primitive: str, operands: Sequence[Any]) -> str:

@@ -117,6 +117,7 @@ def test_rules_that_declined_and_what_became_dense():
     assert step is sin or step == sin
     assert (made.type, made.aval, made.bytes) == ("Shift", "f32[3]", 12)
     assert made.repair == '@jaxrewrite.register("sin")\ndef _(x: Shift, **params): ...'
+    assert made.why == "No rule for primitive 'sin' on Shift answers; never declined"
 
 
 def test_guards_that_do_not_hold():
@@ -136,6 +137,13 @@ def test_guards_that_do_not_hold():
     cos, tan = explain(program, rules=rules)(Shift(jnp.ones(3), jnp.float32(1))).steps
     assert cos.rule.name.endswith("of_vectors")
     assert [d.why for d in tan.declined] == ["its shapes or dtypes do not fit"]
+    forbidden = jaxrewrite.transform(program, rules=rules, materialise="forbid")
+    with pytest.raises(jaxrewrite.MaterialisationError) as told:
+        forbidden(Shift(jnp.ones(3), jnp.float32(1)))
+    first, *_ = told.value.__notes__
+    assert "of_matrices (" in first and first.endswith(
+        "declined: its shapes or dtypes do not fit"
+    )
 
 
 def test_tied_rules_that_declined_are_in_the_order_of_their_registration():
