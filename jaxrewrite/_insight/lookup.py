@@ -126,7 +126,7 @@ def rules(primitive: Any = None, type: Any = None) -> RuleList:  # noqa: A002
             for entry in (e for p in patterns for e in entries_of(p)):
                 if cls is None or _takes(entry, cls):
                     registered.append(_registered(pattern_p, entry))
-    return RuleList(registered)
+    return RuleList(dict.fromkeys(registered))  # Two of its types may be shown alike.
 
 
 def _type_asked(x: Any) -> type[Value] | None:

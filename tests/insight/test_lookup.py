@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.extend.core import Primitive
-from jaxtyping import ArrayLike
+from jaxtyping import ArrayLike, Float
 
 import jaxrewrite
 from jaxrewrite import rules, which
@@ -332,6 +332,21 @@ def test_the_list_says_which_rules_have_guards():
         for is_guarded in (False, True)
     )
     assert "Matrix (guarded)  " in guarded and "(guarded)" not in plain
+
+
+def test_a_guarded_rule_for_several_types_that_are_shown_alike_is_listed_once():
+    class Listed(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def materialise(self):
+            return self.x
+
+    @jaxrewrite.register("mul", exchange="operands")
+    def listed(v: Listed, y: Float[ArrayLike, ""], **params):  # noqa: F722
+        return Listed(v.x * y)
+
+    found = [rule for rule in jaxrewrite.rules("mul", Listed) if "Listed" in rule.types]
+    assert [rule.types for rule in found] == [("Listed", "Array"), ("Array", "Listed")]
 
 
 def test_the_text_of_a_look_up_that_is_answered_and_of_one_that_is_not():
