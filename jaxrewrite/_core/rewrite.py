@@ -288,8 +288,7 @@ class Rewriter(Builder):
                 record.operands, record.results = operands, results
                 record.added = self.eqns[start:]
         except Exception as error:
-            if isinstance(error, MaterialisationError):
-                _note_declined(error, site, operands)
+            _note_declined(error, site, operands)
             add_note(error, describe(site, operands))
             raise
         finally:
@@ -303,7 +302,7 @@ class Rewriter(Builder):
 
 def _note_declined(error: Exception, site: Site, operands: Sequence[Operand]) -> None:
     """Tell of the user's rules that declined where the innermost equation has no rule."""
-    if getattr(error, "__notes__", None):
+    if not isinstance(error, MaterialisationError) or hasattr(error, "__notes__"):
         return
     choice = site.settings.rules.choice(site.primitive, operands)
     for rule in choice:

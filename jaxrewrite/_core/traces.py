@@ -36,10 +36,9 @@ if TYPE_CHECKING:
 class Flat(NamedTuple):
     """The operands of an equation, with the values among them flattened to rule children.
 
-    ``treedefs`` has ``None`` for an operand that is not a value, and a position for one that
-    is the operand there, so that a rule sees that it is the same. ``ctx`` is that of the
-    equation. ``structure`` is the part of the key of a function's trace that stands for these
-    operands.
+    ``treedefs`` has ``None`` for an operand that is not a value, and the position of another
+    operand for one that is the same, if the type is told. ``ctx`` is that of the equation, and
+    ``structure`` stands for the operands in the key of a function's trace.
     """
 
     leaves: list[Any]
@@ -55,18 +54,17 @@ class Flat(NamedTuple):
         """The operands, flattened but for the positions ``opaque``."""
         leaves: list[Any] = []
         treedefs: list[PyTreeDef | int | None] = []
+        firsts: dict[int, int] = {}
         for i, operand in enumerate(operands):
             if not is_value(operand) or i in opaque:
                 leaves.append(operand)
                 treedefs.append(None)
-                continue
-            same = (j for j in range(i) if operands[j] is operand and j not in opaque)
-            if (first := next(same, None)) is not None:
-                treedefs.append(first)
-                continue
-            children, treedef = rule_children(operand)
-            leaves.extend(children)
-            treedefs.append(treedef)
+            elif operand._meets_itself and firsts.setdefault(id(operand), i) < i:
+                treedefs.append(firsts[id(operand)])
+            else:
+                children, treedef = rule_children(operand)
+                leaves.extend(children)
+                treedefs.append(treedef)
         avals = avals_of(leaves)
         return cls(leaves, treedefs, avals, ctx, (*treedefs, *avals, ctx))
 

@@ -93,6 +93,9 @@ class Value(PyTree):
     outer: ClassVar[float] = 0
     rules_see_values: ClassVar[bool] = False
 
+    # Whether rules get one object for operands that are one. Other rules tell them apart by `is`.
+    _meets_itself: ClassVar[bool] = False
+
     # Whether the value in its field has stacked leaves, and stands for no array by itself.
     _holds_stacked_leaves: ClassVar[bool] = False
 

@@ -115,6 +115,7 @@ class Interval(Carrying):
     """
 
     outer = 10
+    _meets_itself = True  # A number is equal to itself, and its square is not negative.
     axes = {"lower": "...", "upper": "..."}
     _ignores_custom_rules = True
 
