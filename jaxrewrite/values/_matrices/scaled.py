@@ -91,36 +91,43 @@ class Scaled(LinearAlgebra, Linear):
     def materialise(self) -> Any:
         return jaxrewrite.materialise(self.x) * self.factor()
 
+    @property
+    def number(self) -> Any:
+        """The scale as an array, also where it is a number that the program knows."""
+        return jaxrewrite.materialise(self.scale)
+
     def factor(self) -> Any:
         """The number, or one for each element of a batch, with as many axes as the array."""
-        shape = jnp.shape(self.scale)
-        return jnp.reshape(self.scale, (*shape, *[1] * (len(self.x.shape) - len(shape))))
+        shape = jnp.shape(self.number)
+        return jnp.reshape(self.number, (*shape, *[1] * (len(self.x.shape) - len(shape))))
 
     def rescaled(self, scale: Any) -> Scaled:
         """The array with another number, or other numbers, as its scale."""
-        leaves, treedef = jax.tree.flatten(self)
-        return jax.tree.unflatten(treedef, [*leaves[:-1], jnp.asarray(scale, self.dtype)])
+        (x, _), treedef = fields_of(self)
+        return treedef.unflatten(
+            [x, jnp.asarray(jaxrewrite.materialise(scale), self.dtype)]
+        )
 
     def sliceable(self) -> Any:
         """The same array, with a number for each element of the first axis."""
-        if jnp.ndim(self.scale) or not self.x.shape:
+        if jnp.ndim(self.number) or not self.x.shape:
             return self
-        return self.rescaled(jnp.broadcast_to(self.scale, self.x.shape[:1]))
+        return self.rescaled(jnp.broadcast_to(self.number, self.x.shape[:1]))
 
     def leaf_specs(self, spec: Any) -> Any:
         _, treedef = fields_of(self)
-        return treedef.unflatten([spec, type(spec)(*spec[: jnp.ndim(self.scale)])])
+        return treedef.unflatten([spec, type(spec)(*spec[: jnp.ndim(self.number)])])
 
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
-        if jnp.ndim(self.scale):
+        if jnp.ndim(self.number):
             # A linear map need not keep the batch axes.
             multiplied = self.multiplied()
             return multiplied if multiplied is NotImplemented else fn(multiplied)
         image = fn(self.x)
         if isinstance(self.x, jaxrewrite.Value) and not isinstance(image, jaxrewrite.Value):
             # It takes no less room than its product with the number.
-            return image * self.scale.astype(image.dtype)
-        return _lazy_multiple(image, self.scale)
+            return image * self.number.astype(image.dtype)
+        return _lazy_multiple(image, self.number)
 
     def join(self, other: Any) -> Any:
         """The join with a value like the array inside: that value times one."""
@@ -138,8 +145,10 @@ class Scaled(LinearAlgebra, Linear):
             return self.x * self.factor()
         if getattr(self.x, "has_zeros", False):
             return NotImplemented
-        is_batch = jnp.ndim(self.scale) > 0
-        product = transform(jnp.multiply)(self.x, self.factor() if is_batch else self.scale)
+        is_batch = jnp.ndim(self.number) > 0
+        product = transform(jnp.multiply)(
+            self.x, self.factor() if is_batch else self.number
+        )
         return NotImplemented if isinstance(product, Scaled) and not is_batch else product
 
     # --- linear algebra, as in a `Matrix` -----------------------------------------------
@@ -163,7 +172,7 @@ class Scaled(LinearAlgebra, Linear):
         inverse = known_of(self.x, "known_inverse")
         if inverse is NotImplemented:
             return NotImplemented
-        return multiple(inverse, 1 / self.scale)
+        return multiple(inverse, 1 / self.number)
 
     def known_determinant(self) -> Any:
         r"""The number to the power n, times the determinant of an array of n rows.
@@ -186,24 +195,24 @@ class Scaled(LinearAlgebra, Linear):
 
     @property
     def is_hermitian(self) -> bool:
-        return is_known_hermitian(self.x) and not jnp.iscomplexobj(self.scale)
+        return is_known_hermitian(self.x) and not jnp.iscomplexobj(self.number)
 
     def hermitian_part(self) -> Any:
         """A real multiple of that of the array."""
         part = known_of(self.x, "hermitian_part")
-        if part is NotImplemented or jnp.iscomplexobj(self.scale):
+        if part is NotImplemented or jnp.iscomplexobj(self.number):
             return NotImplemented
-        return multiple(part, self.scale)
+        return multiple(part, self.number)
 
     def known_cholesky(self) -> Any:
         """The factor of the array, with the sign of the number, times the root of the number.
 
         So the array tells whether the factor exists, and which zeros one has that does not.
         """
-        if not isinstance(self.x, LinearAlgebra) or jnp.iscomplexobj(self.scale):
+        if not isinstance(self.x, LinearAlgebra) or jnp.iscomplexobj(self.number):
             return NotImplemented
-        size = abs(self.scale)
-        sign = self.rescaled(jnp.where(size > 0, jnp.sign(self.scale), jnp.nan))
+        size = abs(self.number)
+        sign = self.rescaled(jnp.where(size > 0, jnp.sign(self.number), jnp.nan))
         signed = transform(jnp.multiply)(self.x, sign.factor())
         if isinstance(signed, Scaled):
             return NotImplemented  # A multiple of the array is of no kind that knows more.
@@ -223,11 +232,11 @@ class Scaled(LinearAlgebra, Linear):
             if unit_diagonal
             else known_of(self.x, "known_triangle", lower, False)
         )
-        return triangle if triangle is NotImplemented else multiple(triangle, self.scale)
+        return triangle if triangle is NotImplemented else multiple(triangle, self.number)
 
     def known_eigh(self, lower: bool) -> Any:
         decomposition = known_of(self.x, "known_eigh", lower)
-        if decomposition is NotImplemented or jnp.iscomplexobj(self.scale):
+        if decomposition is NotImplemented or jnp.iscomplexobj(self.number):
             return NotImplemented
         values, vectors = decomposition
         values = jaxrewrite.materialise(values) * self._of_matrices(1)
@@ -246,12 +255,12 @@ class Scaled(LinearAlgebra, Linear):
             return NotImplemented
         u, size, vh = decomposition
         size = jaxrewrite.materialise(size) * abs(self._of_matrices(1))
-        if jnp.iscomplexobj(self.scale):
-            is_zero = self.scale == 0
-            phase = self.scale / jnp.where(is_zero, 1, abs(self.scale))
+        if jnp.iscomplexobj(self.number):
+            is_zero = self.number == 0
+            phase = self.number / jnp.where(is_zero, 1, abs(self.number))
             phase = jnp.where(is_zero, 1, phase)
         else:
-            phase = jnp.where(self.scale < 0, -1, 1)
+            phase = jnp.where(self.number < 0, -1, 1)
         return multiple(u, phase.astype(u.dtype)), size, vh
 
     def known_singular_values(self) -> Any:
@@ -268,12 +277,12 @@ class Scaled(LinearAlgebra, Linear):
 
     def _scales_rows(self) -> bool:
         """Whether it is a batch of multiples of vectors, each with a number of its own."""
-        return jnp.ndim(self.scale) > len(self.batch)
+        return jnp.ndim(self.number) > len(self.batch)
 
     def _of_matrices(self, more: int) -> Any:
         """The number of each matrix in a stack, with ``more`` axes of size 1 at the end."""
-        if not jnp.ndim(self.scale):
-            return self.scale
+        if not jnp.ndim(self.number):
+            return self.number
         factor = self.factor()
         return factor.reshape(factor.shape[: factor.ndim - 2 + more])
 
@@ -281,7 +290,7 @@ class Scaled(LinearAlgebra, Linear):
         if not self.solvable:
             return super().solve(x, axis)
         solution = self.x.solve(x, axis)
-        scale = self.scale
+        scale = self.number
         return solution / scale.reshape(*scale.shape, *[1] * (x.ndim - scale.ndim))
 
 
@@ -292,7 +301,7 @@ def multiple(x: Any, scale: Any) -> Scaled:
 
 def _lazy_multiple(x: Any, scale: Any) -> Any:
     """A number times an array; the product, if the array is itself a number, like a loss."""
-    scale = jnp.asarray(scale, x.dtype)
+    scale = jnp.asarray(jaxrewrite.materialise(scale), x.dtype)
     if x.shape == () and not isinstance(x, jaxrewrite.Value):
         return x * scale
     return Scaled(x, scale)
@@ -300,16 +309,16 @@ def _lazy_multiple(x: Any, scale: Any) -> Any:
 
 @register("mul", "dot_general")
 def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
-    if jnp.ndim(v.scale) or jnp.ndim(w.scale):
+    if jnp.ndim(v.number) or jnp.ndim(w.number):
         return _on_products(primitive, v, w, **params)
-    return _lazy_multiple(bind(primitive, v.x, w.x, **params), v.scale * w.scale)
+    return _lazy_multiple(bind(primitive, v.x, w.x, **params), v.number * w.number)
 
 
 @register("dot_general", exchange="types")
 def _(x: Scaled, y: Array, *, dimension_numbers: Any, **params: Any) -> Any:
     """The product of a batch with a number for each element, which multiplies the result."""
     position, v = next((i, z) for i, z in enumerate((x, y)) if isinstance(z, Scaled))
-    scale, batch = v.scale, dimension_numbers[1][position]
+    scale, batch = v.number, dimension_numbers[1][position]
     if not scale.ndim or tuple(batch[: scale.ndim]) != tuple(range(scale.ndim)):
         return NotImplemented
     operands = [z.x if isinstance(z, Scaled) else z for z in (x, y)]
@@ -320,24 +329,24 @@ def _(x: Scaled, y: Array, *, dimension_numbers: Any, **params: Any) -> Any:
 
 @register("transpose")
 def _(v: Scaled, *, permutation: Any) -> Any:
-    kept = tuple(range(jnp.ndim(v.scale)))
+    kept = tuple(range(jnp.ndim(v.number)))
     if tuple(permutation[: len(kept)]) != kept:
         return NotImplemented
-    return multiple(bind("transpose", v.x, permutation=permutation), v.scale)
+    return multiple(bind("transpose", v.x, permutation=permutation), v.number)
 
 
 @register("mul", exchange="operands")
 def _(v: Scaled, factor: Array, **params: Any) -> Any:
     if not is_number(factor):
         return NotImplemented
-    return v.rescaled(v.scale * jnp.reshape(factor, ()))
+    return v.rescaled(v.number * jnp.reshape(factor, ()))
 
 
 @register("div")
 def _(v: Scaled, divisor: Array | ArrayValue, **params: Any) -> Any:
     if isinstance(divisor, ArrayValue) or not is_number(divisor):
         return v.map_parts(lambda part: bind("div", part, divisor))
-    return v.rescaled(v.scale / jnp.reshape(divisor, ()))
+    return v.rescaled(v.number / jnp.reshape(divisor, ()))
 
 
 @register("div")
@@ -351,11 +360,11 @@ def _(v: Sum, divisor: Array, **params: Any) -> Any:
 @register("abs", "square", "integer_pow", "conj")
 def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
     """Each of these functions maps a product of two numbers to the product of its results."""
-    if jnp.ndim(v.scale):
+    if jnp.ndim(v.number):
         product = _on_products(primitive, v, **params)
         if product is not NotImplemented:
             return product
-    x, scale = (bind(primitive, part, **params) for part in (v.x, v.scale))
+    x, scale = (bind(primitive, part, **params) for part in (v.x, v.number))
     return multiple(x, scale)
 
 

@@ -322,3 +322,30 @@ def test_products_of_different_blocks():
     )
     product = jaxrewrite.transform(jnp.matmul)(one, other)
     np.testing.assert_allclose(np.asarray(product), np.asarray(one) @ np.asarray(other))
+
+
+OF_A_KNOWN_NUMBER = {
+    "dense": lambda v: v,
+    "negative": lambda v: -v,
+    "transpose": lambda v: v.T,
+    "cast": lambda v: v.astype("bfloat16").astype("float32"),
+    "product": lambda v: v @ v,
+    "entries": lambda v: v * v,
+    "sum": lambda v: v + 2 * v,
+    "stack": lambda v: jnp.stack([v, v]),
+    "determinant": jnp.linalg.det,
+    "solution": lambda v: jnp.linalg.solve(v, v[0]),
+    "rows": lambda v: jax.lax.map(lambda row: 2 * row, v),
+    "branch": lambda v: jax.lax.cond(v[0, 0] > 0, lambda v: v, lambda v: 2 * v, v),
+}
+
+
+def test_the_number_of_a_multiple_may_be_known_to_the_program():
+    """As of a product with a constant of which the program knows the number."""
+    x = jnp.array([4.0, 1.0, 0.5])
+    v = Scaled(values.Toeplitz(x, x), values.Known(-0.75, "float32"))
+    dense = jaxrewrite.materialise(v)
+    assert_same(dense, v.x.materialise() * -0.75, 0)
+    program = lambda v: {name: fn(v) for name, fn in OF_A_KNOWN_NUMBER.items()}
+    found = jaxrewrite.transform(program, materialise="allow")(v)
+    assert_same(jaxrewrite.materialise(found), program(dense), 1e-2)
