@@ -342,7 +342,7 @@ OF_A_KNOWN_NUMBER = {
 
 def test_the_number_of_a_multiple_may_be_known_to_the_program():
     """As of a product with a constant of which the program knows the number."""
-    x = jnp.array([4.0, 1.0, 0.5])
+    x = jnp.array([4.0, 1.0, 0.5], "float32")
     v = Scaled(values.Toeplitz(x, x), values.Known(-0.75, "float32"))
     dense = jaxrewrite.materialise(v)
     assert_same(dense, v.x.materialise() * -0.75, 0)
