@@ -89,16 +89,21 @@ class Adopting(OperandsHook):
             return eqn, operands
         written = self._analysis(Written)
         primitive = None if eqn.primitive.name in handlers else eqn.primitive
-        any_number = self._is_for_any_units
+        # A call may cast the largest number of a dtype to a wider one, and knows it inside.
+        is_cast = eqn.primitive.name == "jit" and not is_for_any_units(eqn.params["jaxpr"])
         operands = [
             _adopt(adopter, x, primitive)
             if not is_value(x)
             and is_inexact(x)
-            and _has_any_units(written(x), x, adopter, any_number)
+            and self._has_any_units(written(x), is_cast)
             else x
             for x in operands
         ]
         return eqn, operands
+
+    def _has_any_units(self, fact: Fact, is_cast: bool) -> bool:
+        has_no_scale = fact.has_no_scale_if_cast if is_cast else fact.has_no_scale
+        return has_no_scale or (self._is_for_any_units and fact.is_written)
 
     def end(self, operands: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
         adopter = adopter_of(operands)
@@ -107,7 +112,7 @@ class Adopting(OperandsHook):
         written = self._analysis(Written)
         return [
             _adopt(adopter, x, None)
-            if not is_value(x) and is_inexact(x) and _has_any_units(written(x), x, adopter)
+            if not is_value(x) and is_inexact(x) and written(x).has_no_scale
             else x
             for x in results
         ]
@@ -172,13 +177,6 @@ def is_inexact(atom: Any) -> bool:
 def _of_any_units(fact: Fact) -> Fact:
     """What a body may know of a number, which is the same in all units there."""
     return NO_SCALE if fact.is_written and not fact.has_no_scale else fact
-
-
-def _has_any_units(fact: Fact, atom: Any, adopter: Value, any_number: bool = False) -> bool:
-    """Whether a number may have the units of the adopter, whatever a body casts it to."""
-    is_alike = atom.aval.dtype == avals_of([adopter])[0].dtype
-    has_no_scale = fact.has_no_scale if is_alike else fact.has_no_scale_if_cast
-    return has_no_scale or (any_number and fact.is_written)
 
 
 def _numbers_of_body(jaxpr: Any, facts: Mapping[int, Fact]) -> dict[int, Fact]:

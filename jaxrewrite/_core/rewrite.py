@@ -19,7 +19,6 @@ and is dispatched like any other.
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
@@ -352,7 +351,7 @@ def _by_default(site: Site, operands: Sequence[Operand]) -> Results:
     if any(isinstance(var.aval, AbstractRef) for var in site.outvars):
         return NotImplemented
     owner = owner_of_default(site.primitive, [type(x) for x in operands if is_value(x)])
-    if owner is None:
+    if owner is None or any(_is_around(x, owner) for x in operands):
         return NotImplemented
     if site.builder.record is not None:
         site.builder.record.owner = owner
@@ -364,6 +363,12 @@ def _by_default(site: Site, operands: Sequence[Operand]) -> Results:
     check = functools.partial(checked_results, site, f"{owner.__name__}.default")
     key = (default, primitive, *params.items())
     return site.call(apply_default, key, operands, check)
+
+
+def _is_around(x: Any, owner: type[Value]) -> bool:
+    """Whether an annotation without a default, such as names, is around one and leaves first."""
+    is_outer = is_annotation(x) and type(x).outer > owner.outer
+    return is_outer and any(map(is_annotation, values_inside(x)))
 
 
 def _leafwise(site: Site, operands: Sequence[Operand]) -> Results:
@@ -422,15 +427,10 @@ def _fresh(var: Var) -> Var:
 def owner_of_default(
     primitive: Primitive, types: Sequence[type[Value]]
 ) -> type[Value] | None:
-    """The outermost of some types that has a default, or ``None``.
-
-    There is none inside of an annotation without one, such as names: that leaves first.
-    """
-    with_default = [cls for cls in types if cls.default is not Value.default]
-    outermost = max((cls.outer for cls in with_default), default=math.inf)
-    if any(max(outermost, 0) < cls.outer < math.inf for cls in types):
-        return None
-    owners = {cls.default: cls for cls in with_default if cls.outer == outermost}
+    """The outermost of some types that has a default, or ``None``."""
+    types = [cls for cls in types if cls.default is not Value.default]
+    outermost = max((cls.outer for cls in types), default=0)
+    owners = {cls.default: cls for cls in types if cls.outer == outermost}
     if len(owners) > 1:
         names = " and ".join(owner.__name__ for owner in owners.values())
         raise TypeError(

@@ -312,6 +312,20 @@ def _by_position(called: Called, count: int, statics: Collection[str]) -> Any:
     return order, paths, call
 
 
+def function_of(called: Called, statics: Mapping[str, Any], count: int) -> Any:
+    """The function of so many operands, with these static arguments."""
+    ranks = [name for name, p in called.parameters.items() if p.kind in _POSITIONAL]
+    names = [name for name in ranks if name not in statics][:count]
+    if len(names) < count:
+        return lambda *xs: called.fn(*xs, **statics)
+
+    def call(*xs: Any) -> Any:
+        arguments = {**dict(zip(names, xs, strict=True)), **statics}
+        return _apply(called, arguments, arguments)
+
+    return call
+
+
 def _by_names(called: Called, names: Sequence[str]) -> Any:
     parameters = called.parameters
     paths = [path for path in map(_path, names) if path and path[0] in parameters]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import count, islice
 from typing import Any
 
 from jaxrewrite import Value
 
 from .._functions.called import Called
-from .._functions.recognise import statics_for
+from .._functions.recognise import function_of, statics_for
 from .._signatures import is_of_a_library
 from ._compare import Program
 from ._registered import RuleOfType
@@ -20,16 +19,25 @@ from ._registered import RuleOfType
 _CHOICES = 3
 
 
-def function_programs(value: Value, rules: Iterable[RuleOfType]) -> dict[str, Program]:
-    """A program for each of a user's rules for a function of the value alone."""
-    found = {}
+def function_programs(
+    value: Value, rules: Iterable[RuleOfType], taken: Container[str]
+) -> dict[str, Program]:
+    """A program for each of a user's rules for a function of the value alone.
+
+    Each has a name that is not ``taken``.
+    """
+    found: dict[str, Program] = {}
     for rule in rules:
         if len(rule.types) != 1 or is_of_a_library(rule.rule):
             continue
         if isinstance(rule.of, Called):
             for name, statics in _calls(rule.of, rule):
-                fn = functools.partial(rule.of.fn, **statics)
-                found[name] = Program(rule.primitive, fn, (value,))
+                names = (name if n == 1 else f"{name}, number {n}" for n in count(1))
+                free = next(x for x in names if x not in found and x not in taken)
+                program = Program(
+                    rule.primitive, function_of(rule.of, statics, 1), (value,)
+                )
+                found[free] = program
     return found
 
 

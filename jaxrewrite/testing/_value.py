@@ -204,7 +204,7 @@ def _check_programs(
     culprits = Culprits(type(value), [rule.fn for rule in rules if rule.is_own])
     wanted = _Wanted(type(value), rules)
     common, rare = programs(value), more_programs(value)
-    common |= function_programs(value, rules)
+    common |= function_programs(value, rules, {*common, *rare})
     stacks = {id(value): own_stack(value)}
     known = tolerance_of(value) if tolerance is None else tolerance
     for mode in _MODES:

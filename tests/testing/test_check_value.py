@@ -1,7 +1,9 @@
 """`check_value`: a right type passes, and what is wrong with others is told by name."""
 
 import dataclasses
+import functools
 import re
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -748,3 +750,46 @@ def test_nan_may_be_in_the_place_of_infinity():
     value = Complex(numbers((2, 3)), 2 * numbers((2, 3)))
     checked = check_value(value, only=["dot_general of an array (NaN and infinity) jit"])
     assert len(checked.checked) == 1
+
+
+def times(factor):
+    @jax.jit
+    def multiplied(x):
+        return factor * x.sum()
+
+    return multiplied
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def static_first(k, x):
+    return k * x.sum()
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def by_position(x, k, /):
+    return k * x.sum()
+
+
+def test_rules_for_functions_of_one_name_and_with_static_arguments_anywhere():
+    class Doubled(ArrayValue):
+        x: jax.Array
+        axes = {"x": "..."}
+
+        def materialise(self):
+            return 2 * self.x
+
+    right, wrong = times(2), times(1)
+    jaxrewrite.register(right, types=[Doubled])(lambda v: 4 * v.x.sum())
+    jaxrewrite.register(wrong, types=[Doubled])(lambda v: 77 * v.x.sum())
+
+    @jaxrewrite.register(static_first, by_position)
+    def ninety_nine(v: Doubled, *, k: Literal[2, 3]):
+        return 99 * v.x.sum()
+
+    value = Doubled(numbers((2, 3)))
+    for failing in ("static_first with k=3", "by_position with k=3"):
+        with pytest.raises(AssertionError, match=f"\n  {failing} jit: .*numbers differ"):
+            check_value(value, only=[failing])
+    check_value(value, only=["multiplied jit"])
+    with pytest.raises(AssertionError, match="\n  multiplied, number 2 jit: "):
+        check_value(value, only=["multiplied, number 2 jit"])

@@ -260,7 +260,8 @@ def _register(cls: Any, name: str, apply: Callable[..., Any]) -> None:
             return apply(x, *rest, primitive=primitive, **params)
 
         _call_it_like(first, apply)
-        register(name, types=(cls, ArrayLike))(first)
+        # Indices may carry something else, such as names.
+        register(name, types=(cls, ArrayLike | Annotated))(first)
         _leads_to(first, apply)
 
 

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import jaxrewrite
-from jaxrewrite import transform
+from jaxrewrite import transform, values
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import Diagonal, Interval, Masked, Named, Tagged, Unitful
 
@@ -247,3 +247,40 @@ def test_indices_with_names_choose_from_what_has_units_or_is_masked():
 def test_names_around_a_matrix_leave_the_matrix():
     found = jaxrewrite.transform(jnp.linalg.inv)(Named(Diagonal(MATRIX[0]), ("a", "b")))
     assert_same(found, np.diag(1 / MATRIX[0]), 1e-6)
+
+
+class WithoutDefault(values.Annotated):
+    array: jax.Array
+    outer = 60
+
+
+class WithDefault(values.Annotated):
+    array: jax.Array
+    outer = 35
+
+    @staticmethod
+    def default(primitive, operands, params):
+        inside = [x.array if isinstance(x, WithDefault) else x for x in operands]
+        return WithDefault(jaxrewrite.bind(primitive, *inside, **params))
+
+
+def test_a_default_is_asked_beside_an_annotation_without_one():
+    """Only around it the other one leaves first."""
+    product = transform(jnp.matmul, materialise="forbid")
+    found = product(WithDefault(Diagonal(X)), WithoutDefault(jnp.ones((3, 3))))
+    assert isinstance(found, WithDefault) and isinstance(found.array, values.Product)
+    within = transform(jnp.tanh, materialise="allow")(WithoutDefault(WithDefault(X)))
+    assert isinstance(within, WithDefault)
+
+
+def test_numbers_beside_annotations_in_a_stack():
+    class Multiple(jaxrewrite.ArrayValue):
+        x: jax.Array
+        factor: jax.Array
+
+        def materialise(self):
+            return self.x * self.factor
+
+    each = [Unitful(Multiple(jnp.ones((3, 3)), jnp.float32(i)), "") for i in range(4)]
+    stack = jaxrewrite.stack(each)
+    assert transform(lambda v: (2 * v).sum(), materialise="allow")(stack) == 108

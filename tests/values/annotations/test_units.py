@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import jaxrewrite
 from jaxrewrite.values import Diagonal, Unitful, Units, UnitsError, register_unit
@@ -184,3 +185,33 @@ def test_the_largest_number_of_a_dtype_has_no_units_in_that_alone(dtype, of):
     else:
         with pytest.raises(UnitsError, match="select_n needs operands of equal units"):
             fill(x)
+
+
+RUNNING = {
+    "scan": lambda first, cast, x: lax.scan(
+        lambda m, t: (jnp.maximum(m, cast(t)), None), first, x
+    )[0],
+    "call of a scan": lambda first, cast, x: jax.jit(
+        lambda first, x: lax.scan(lambda m, t: (jnp.maximum(m, cast(t)), None), first, x)[0]
+    )(first, x),
+    "call": lambda first, cast, x: jax.jit(
+        lambda first, x: jnp.maximum(first, cast(x).max())
+    )(first, x),
+    "branch": lambda first, cast, x: lax.cond(
+        x[0] > x[1], lambda: first, lambda: cast(x[3])
+    ),
+}
+
+
+@pytest.mark.parametrize(("of", "to"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+@pytest.mark.parametrize("run", RUNNING.values(), ids=RUNNING)
+def test_a_running_maximum_begins_at_the_least_number_of_its_dtype(run, of, to):
+    """Which may be wider than the quantities, or narrower."""
+    x = Unitful(jnp.arange(4.0).astype(of), "m")
+
+    @jaxrewrite.transform
+    def program(x):
+        return run(jnp.array(jnp.finfo(to).min, to), lambda t: t.astype(to), x)
+
+    found = program(x)
+    assert found.units == x.units and found.dtype == to and found.array == 3
