@@ -62,12 +62,12 @@ def collected() -> Iterator[list[Notice]]:
         _collected.stack.pop()
 
 
-def warn(notices: Iterable[Notice]) -> None:
-    """Warn the user, or pass notices on to the rule that is being traced."""
+def warn(notices: Iterable[Notice], is_again: bool = False) -> None:
+    """Warn the user, unless of a program used again, or pass notices on to the rule being traced."""
     if _collected.stack:
         _collected.stack[-1].extend(notices)
         return
-    for notice in _one_a_line(notices):
+    for notice in () if is_again else _one_a_line(notices):
         here = notice.at(_compat.current_location())
         file, warning = here.file or "<unknown>", here.category(*here.args)
         shown = _shown.setdefault(file, {})

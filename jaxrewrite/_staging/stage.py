@@ -31,7 +31,7 @@ from .._core import hooks
 from .._core.avals import aval_of, avals_of, children, is_adopted, values_inside
 from .._core.dead_code import drop_dead_code
 from .._core.errors import add_note, at_line
-from .._core.notices import warn
+from .._core.notices import Notice, warn
 from .._core.rewrite import Rewriter, new_rewriter
 from .._core.rules import Rule, RulesInForce, global_rules
 from .._core.settings import Settings, use_settings
@@ -81,6 +81,8 @@ class Staged(NamedTuple):
     # Whether a value among the results has no leaves.
     has_leafless: bool
     changing: Sequence[hooks.StagingHook]
+    # A rule that uses the program again passes them on.
+    warnings: Sequence[Notice]
 
     def is_spent(self) -> bool:
         """Whether the program holds arrays of a call that has ended."""
@@ -160,6 +162,7 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         staging,
         any(map(is_leafless, tree_leaves(items, is_leafless))),
         out.changing,
+        rewritten.warnings,
     )
 
 

@@ -40,6 +40,7 @@ from .._core.avals import no_pytree, rule_children
 from .._core.caches import BoundedCache, WeakCaches, bounded_cache
 from .._core.dense import make_dense, materialised
 from .._core.errors import MaterialisationError
+from .._core.notices import warn
 from .._core.pytree import check_static_fields
 from .._core.rules import Table, look_up_primitive
 from .._core.settings import Settings, current_settings, use_settings
@@ -511,6 +512,8 @@ class Transformed(Generic[_P, _R]):
                 staged, is_cacheable = _NOTHING, True
             if key is not None and is_cacheable:
                 self._programs.put(key, staged)
+        elif staged is not _NOTHING and staged.warnings:
+            warn(staged.warnings, is_again=True)
         return leaves, None if staged is _NOTHING else staged
 
     def _key(

@@ -284,3 +284,19 @@ def test_numbers_beside_annotations_in_a_stack():
     each = [Unitful(Multiple(jnp.ones((3, 3)), jnp.float32(i)), "") for i in range(4)]
     stack = jaxrewrite.stack(each)
     assert transform(lambda v: (2 * v).sum(), materialise="allow")(stack) == 108
+
+
+class Doubled(jaxrewrite.ArrayValue):
+    x: jax.Array
+    axes = {"x": "..."}
+
+    def materialise(self):
+        return 2 * self.x
+
+
+@pytest.mark.parametrize("carry", [*AROUND.values(), INNER["Masked"]])
+def test_each_program_warns_of_what_becomes_dense_inside_of_an_annotation(carry):
+    """Also where another program, with the same equation on what is inside, was rewritten before."""
+    for program in (lambda x: -x, lambda x: 2 * -x):
+        with pytest.warns(jaxrewrite.MaterialisationWarning, match="'neg' on Doubled"):
+            transform(program)(carry(Doubled(X)))
