@@ -307,7 +307,7 @@ def _note_declined(error: Exception, site: Site, operands: Sequence[Operand]) ->
     for rule in choice:
         choice.results[rule] = NotImplemented
     for rule, why in choice.declined:
-        if not rule.fn.__module__.startswith(f"{__package__.partition('.')[0]}."):
+        if not str(rule.fn.__module__).startswith("jaxrewrite."):
             add_note(error, f"jaxrewrite: the rule {rule} declined: {why}")
 
 
