@@ -39,7 +39,7 @@ def norm(v: Any, axes: tuple[int, ...]) -> Any:
         wide = promoted(v.dtype, jnp.float32)  # QR is not for 16 bits.
         return _of_factors(*(x.astype(wide) for x in pair), axes)
     if isinstance(v, Scaled):
-        if v.scale.ndim > v.ndim + min(axes):
+        if v.number.ndim > v.ndim + min(axes):
             return NotImplemented  # The numbers differ along an axis that is summed.
         size = jaxrewrite.transform(lambda x: jnp.linalg.norm(x, axis=axes))(v.x)
         return jnp.abs(v.factor()).squeeze(axes) * jaxrewrite.materialise(size)

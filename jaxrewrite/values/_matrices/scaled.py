@@ -98,15 +98,14 @@ class Scaled(LinearAlgebra, Linear):
 
     def factor(self) -> Any:
         """The number, or one for each element of a batch, with as many axes as the array."""
-        shape = jnp.shape(self.number)
-        return jnp.reshape(self.number, (*shape, *[1] * (len(self.x.shape) - len(shape))))
+        number = self.number
+        ones = [1] * (len(self.x.shape) - number.ndim)
+        return jnp.reshape(number, (*number.shape, *ones))
 
     def rescaled(self, scale: Any) -> Scaled:
         """The array with another number, or other numbers, as its scale."""
         (x, _), treedef = fields_of(self)
-        return treedef.unflatten(
-            [x, jnp.asarray(jaxrewrite.materialise(scale), self.dtype)]
-        )
+        return treedef.unflatten([x, jnp.asarray(scale, self.dtype)])
 
     def sliceable(self) -> Any:
         """The same array, with a number for each element of the first axis."""
@@ -301,7 +300,7 @@ def multiple(x: Any, scale: Any) -> Scaled:
 
 def _lazy_multiple(x: Any, scale: Any) -> Any:
     """A number times an array; the product, if the array is itself a number, like a loss."""
-    scale = jnp.asarray(jaxrewrite.materialise(scale), x.dtype)
+    scale = jnp.asarray(scale, x.dtype)
     if x.shape == () and not isinstance(x, jaxrewrite.Value):
         return x * scale
     return Scaled(x, scale)

@@ -44,7 +44,7 @@ def _of_parts(a: Any, b: Any) -> Any:
     if not isinstance(b, jaxrewrite.Value):
         return NotImplemented
     if isinstance(b, Scaled):
-        return _multiple(_of_parts(a, b.x), b.scale)
+        return _multiple(_of_parts(a, b.x), b.number)
     if isinstance(b, Sum):
         terms = [_of_parts(a, term) for term in b.terms]
         return NotImplemented if any(x is NotImplemented for x in terms) else sum_of(terms)
@@ -54,7 +54,7 @@ def _of_parts(a: Any, b: Any) -> Any:
         first = _of_parts(a, b.factors[0])
         return first if first is NotImplemented else Product((first, *b.factors[1:]))
     if isinstance(a, Scaled):
-        return _multiple(_of_parts(a.x, b), 1 / a.scale)
+        return _multiple(_of_parts(a.x, b), 1 / a.number)
     return _of_matrices(a, b)
 
 
@@ -78,5 +78,5 @@ def _multiple(x: Any, scale: Any) -> Any:
     if x is NotImplemented:
         return x
     if isinstance(x, Scaled):
-        x, scale = x.x, x.scale * scale
+        x, scale = x.x, x.number * scale
     return multiple(x, scale)

@@ -104,7 +104,7 @@ def number_of_identity(x: Any) -> Any:
 
 def _finite(x: Scaled) -> Any:
     """The number of a multiple, or NaN if the zeros of the matrix times it are NaN."""
-    return jnp.where(jnp.isfinite(x.scale), x.scale, jnp.nan)
+    return jnp.where(jnp.isfinite(x.number), x.number, jnp.nan)
 
 
 def as_diagonal(x: Any) -> Any:

@@ -349,3 +349,12 @@ def test_the_number_of_a_multiple_may_be_known_to_the_program():
     program = lambda v: {name: fn(v) for name, fn in OF_A_KNOWN_NUMBER.items()}
     found = jaxrewrite.transform(program, materialise="allow")(v)
     assert_same(jaxrewrite.materialise(found), program(dense), 1e-2)
+    identity = Scaled(values.Identity(3), v.scale)
+    others = lambda one, c: (
+        *(jnp.linalg.eigvals(c + one).real.sum(), jnp.linalg.solve(one + c, one)),
+        *(jnp.linalg.solve(one, c), jnp.linalg.norm(one, axis=0)),
+    )
+    circulant = values.Circulant(x)
+    found = jaxrewrite.transform(others, materialise="allow")(identity, circulant)
+    expected = others(*map(jaxrewrite.materialise, (identity, circulant)))
+    assert_same(jaxrewrite.materialise(found), expected, 1e-4)
