@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from jax import lax
 from . import _compat
 from ._compat import Primitive
 from ._core.annotations import Signature, shown
-from ._core.rules import Rule, checks
+from ._core.rules import Rule, checks, is_of_a_library
 from .primitives import COMMUTATIVE
 
 
@@ -172,12 +171,6 @@ def _reduced(reduce: Callable[..., Any], x: Any) -> Any:
 
 
 # --- rules ------------------------------------------------------------------------
-
-
-def is_of_a_library(rule: Rule) -> bool:
-    """Whether a rule is in a package that says ``__jaxrewrite_library__ = True``."""
-    package, _, _ = (getattr(rule.fn, "__module__", None) or "").partition(".")
-    return getattr(sys.modules.get(package), "__jaxrewrite_library__", None) is True
 
 
 def _check_applies(rule: Rule, primitives: Sequence[Primitive]) -> None:

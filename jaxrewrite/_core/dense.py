@@ -31,11 +31,8 @@ class Reason(NamedTuple):
         self, primitive: Primitive, cls: type[Value], policy: str | Policy = "forbid"
     ) -> MaterialisationError:
         """The error if the policy of the call, or else that of the type, forbids it."""
-        by = (
-            "materialise="
-            if policy == "forbid"
-            else f"{cls.__name__}.materialise_policy = "
-        )
+        own = f"{cls.__name__}.materialise_policy = "
+        by = "materialise=" if policy == "forbid" else own
         return MaterialisationError(
             f"{self.on(primitive, cls)}, which may not be made dense here "
             f"({by}'forbid'). {self.remedy_of(primitive, cls)}."

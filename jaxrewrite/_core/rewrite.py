@@ -33,6 +33,7 @@ from .dense import HIDING
 from .errors import MaterialisationError, add_note
 from .hooks import Analysis, OperandsHook, operands_hooks, primitives_of_passes
 from .record import Record
+from .rules import is_of_a_library
 from .settings import Settings
 from .site import Site, describe, is_hiding
 from .traces import Flat, Rewriting, checked_results
@@ -307,7 +308,7 @@ def _note_declined(error: Exception, site: Site, operands: Sequence[Operand]) ->
     for rule in choice:
         choice.results[rule] = NotImplemented
     for rule, why in choice.declined:
-        if not str(rule.fn.__module__).startswith("jaxrewrite."):
+        if not is_of_a_library(rule):
             add_note(error, f"jaxrewrite: the rule {rule} declined: {why}")
 
 
@@ -407,13 +408,9 @@ def _by_dense_operands(site: Site, operands: Sequence[Operand]) -> Results:
 
 def _without_outermost(site: Site, operands: Sequence[Operand]) -> list[Any]:
     """The operands without a layer of the outermost annotations."""
-    outermost = max(type(x).outer for x in operands if is_value(x))
-    return [
-        site.materialise(x, is_enough=functools.partial(operator.is_not, x))
-        if is_value(x) and type(x).outer == outermost
-        else x
-        for x in operands
-    ]
+    most = max(type(x).outer for x in operands if is_value(x))
+    inside = lambda x: site.materialise(x, is_enough=functools.partial(operator.is_not, x))
+    return [inside(x) if is_value(x) and type(x).outer == most else x for x in operands]
 
 
 def _read(env: Mapping[Any, Any], atom: Operand) -> Any:

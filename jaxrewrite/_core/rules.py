@@ -129,6 +129,12 @@ checks: list[Callable[[Rule, Sequence[Primitive]], None]] = []
 finders: list[Callable[[Any], Primitive | None]] = []
 
 
+def is_of_a_library(rule: Ranked) -> bool:
+    """Whether a rule is in a package that says ``__jaxrewrite_library__ = True``."""
+    package, _, _ = (getattr(rule.fn, "__module__", None) or "").partition(".")
+    return getattr(sys.modules.get(package), "__jaxrewrite_library__", None) is True
+
+
 class Declined(NamedTuple):
     """A rule whose types match, but that declined, and why."""
 

@@ -17,7 +17,7 @@ from .. import _compat
 from .._compat import Primitive
 from .._core.avals import avals_of, children, rule_children
 from .._core.rewrite import before_rules
-from .._core.rules import Declined, Failure, Rule, checks
+from .._core.rules import Declined, Failure, Rule, checks, is_of_a_library
 from .._core.settings import current_settings
 from .._core.site import Site
 from .._core.traces import Flat, RuleResult, checked_result
@@ -36,7 +36,6 @@ from .._functions.recognise import (
     statics_for,
     takes_operands,
 )
-from .._signatures import is_of_a_library
 from .derivatives import can_be_lifted, confinement, derivative, lift
 from .outward import BY_LOGARITHMS, outward
 from .stacking import element, element_like, in_slices, stacked_where

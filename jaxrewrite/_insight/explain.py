@@ -21,12 +21,11 @@ from .._core.record import (
     Record,
     Recorder,
 )
-from .._core.rules import Entry, Ranked, Rule, type_of
+from .._core.rules import Entry, Ranked, Rule, is_of_a_library, type_of
 from .._core.settings import Settings, current_settings
 from .._core.site import describe_operand
 from .._core.value import Value, is_value
 from .._patterns.outline import pattern_p
-from .._signatures import is_of_a_library
 from .._staging.stage import Arguments, stage
 from .._staging.transform import (
     FilterSpec,

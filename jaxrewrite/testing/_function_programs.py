@@ -8,9 +8,9 @@ from typing import Any
 
 from jaxrewrite import Value
 
+from .._core.rules import is_of_a_library
 from .._functions.called import Called
 from .._functions.recognise import function_of, statics_for
-from .._signatures import is_of_a_library
 from ._compare import Program
 from ._registered import RuleOfType
 
