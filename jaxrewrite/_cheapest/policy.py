@@ -20,14 +20,14 @@ from jax.tree_util import tree_flatten, tree_leaves
 
 from .. import _compat
 from .._compat import Jaxpr, JaxprEqn, Literal, Primitive, Var
-from .._core.avals import aval_of, avals_of, is_adopted, values_inside
+from .._core.avals import aval_of, avals_of, is_adopted, is_annotation, values_inside
 from .._core.builder import Rewritten
 from .._core.caches import WeakCaches
 from .._core.dead_code import live_equations
 from .._core.dense import Reason, policy_on
 from .._core.errors import MaterialisationError
 from .._core.rewrite import Rewriter, Ways, handlers
-from .._core.site import Site, annotations_in, is_never
+from .._core.site import Site, is_never
 from .._core.traces import Rewriting
 from .._core.value import Operand, Results, Value, is_value
 from .._insight import costs
@@ -172,9 +172,9 @@ class ChoosingRewriter(Rewriter):
     def may_choose(self, value: Value) -> bool:
         """Whether a value is the same array when it is dense, as far as its type tells."""
         policy = self.rewriting.settings.policy
-        types = map(type, (value, *values_inside(value)))
-        is_silent = all(policy_on(cls, policy) == "allow" for cls in types)
-        return is_silent and not annotations_in(value) and not is_adopted(value)
+        layers = (value, *values_inside(value))
+        is_silent = all(policy_on(type(x), policy) == "allow" for x in layers)
+        return is_silent and not any(map(is_annotation, layers)) and not is_adopted(value)
 
     def is_dense(self, value: Value) -> bool:
         """Whether a value has become dense already."""

@@ -15,7 +15,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import _compat
 from .._compat import Atom, DropVar, Jaxpr, JaxprEqn, Primitive, SourceInfo, Var
-from .avals import aval_of, avals_of, children, is_adopted, is_annotation, values_inside
+from .avals import aval_of, avals_of, is_adopted, is_annotation, values_inside
 from .builder import Applied, Rewritten
 from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from .errors import MaterialisationWarning, at_line
@@ -38,46 +38,18 @@ def is_never(x: Any) -> bool:
     return False
 
 
-def annotations_in(x: Any) -> set[type[Value]]:
-    """The types of the annotations inside of an operand, and of itself if it is one."""
-    inside = map(annotations_in, children(x)[0] if is_value(x) else [])
-    return set().union(*inside, [type(x)] if is_annotation(x) else [])
+CallOnLeaves: TypeAlias = Callable[[Callable[..., list[Any]], list[Any]], list[Any]]
+"""Adds the equations of a function of leaves, and returns its results."""
+
+# The functions that give values a normal form, where they enter a program or a rule returns them.
+forms: list[Callable[[Value, CallOnLeaves], Operand]] = []
 
 
-def merged(
-    x: Operand, call: Callable[[Callable[..., Any], list[Any]], list[Any]]
-) -> Operand:
-    """An operand where each value that holds one of its own type is one with it.
-
-    ``call`` adds the equations of a function of leaves.
-    """
-    if not is_value(x) or not any(map(_is_to_merge, (x, *values_inside(x)))):
-        return x
-    leaves, treedef = tree_flatten(x)
-    out: list[Any] = []
-
-    def fn(*leaves: Any) -> list[Any]:
-        merged_leaves, out_tree = tree_flatten(_merged(tree_unflatten(treedef, leaves)))
-        out.append(out_tree)
-        return merged_leaves
-
-    results = call(fn, leaves)
-    return tree_unflatten(out[0], results)
-
-
-def _is_to_merge(x: Value) -> bool:
-    cls = type(x)
-    return cls._merged is not Value._merged and any(
-        isinstance(y, cls) or isinstance(x, type(y)) for y in children(x)[0]
-    )
-
-
-def _merged(x: Any) -> Any:
-    if not is_value(x):
-        return x
-    inside, treedef = children(x)
-    x = tree_unflatten(treedef, map(_merged, inside))
-    return x._merged() if _is_to_merge(x) else x
+def in_form(x: Operand, call: CallOnLeaves) -> Operand:
+    """An operand in normal form."""
+    for form in forms:
+        x = form(x, call) if is_value(x) else x
+    return x
 
 
 def is_hiding(x: Any, kinds: tuple[type[Value], ...] = ()) -> bool:
@@ -85,8 +57,7 @@ def is_hiding(x: Any, kinds: tuple[type[Value], ...] = ()) -> bool:
     if not is_value(x) or is_annotation(x):
         return False
     is_seen = lambda y: any(isinstance(y, k) or issubclass(k, type(y)) for k in kinds)
-    is_around = lambda y: any(map(is_annotation, values_inside(y)))
-    holds = lambda y: y._distributes or x._holds_stacked_leaves or is_around(y)
+    holds = lambda y: y._distributes or x._holds_stacked_leaves
     return any(is_seen(y) or not holds(y) for y in values_inside(x))
 
 
@@ -258,7 +229,7 @@ class Site(NamedTuple):
         if is_of_arrays and not self._densifies(operands, added):
             builder.applied.append(Applied(traced.jaxpr, inputs, results, added))
         returned = tree_unflatten(traced.out_tree, results)
-        return [merged(x, self.call_on_arrays) for x in returned]
+        return [in_form(x, self.call_on_arrays) for x in returned]
 
     def _densifies(self, operands: Sequence[Any], added: Sequence[JaxprEqn]) -> bool:
         """Whether a rule makes what is in an annotation dense, which differs if compiled apart."""

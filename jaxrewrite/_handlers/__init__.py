@@ -18,6 +18,7 @@ from . import (
     leafwise as leafwise,
     linear_call as linear_call,
     linear_solve as linear_solve,
+    nesting as nesting,
     padding as padding,
     ragged_dot as ragged_dot,
     scan as scan,

@@ -46,7 +46,7 @@ from .._core.dense import Reason, policy_on
 from .._core.errors import MaterialisationError, add_note
 from .._core.rewrite import Rewriter
 from .._core.settings import Settings, use_settings
-from .._core.site import Site, describe, merged
+from .._core.site import Site, describe, in_form
 from .._core.traces import Rewriting
 from .._core.value import ArrayOrValue, Operand, Value, is_value
 from .._joins.join import Structure, join_all, structure_of
@@ -668,7 +668,7 @@ def _meeting(
     # A tangent may hold one of its own type, where what is between them has no tangents of its own.
     # Then it may have no join with an array, and has one as one value.
     as_it_is: Callable[[Any], Any] = lambda x: x
-    as_one: Callable[[Any], Any] = lambda x: merged(x, lambda fn, leaves: fn(*leaves))
+    as_one: Callable[[Any], Any] = lambda x: in_form(x, lambda fn, leaves: fn(*leaves))
     for change in (as_it_is, as_one):
         changed = structure_of(jax.eval_shape(change, wanted))
         joined = join_all(scratch, (changed, structures[1]))

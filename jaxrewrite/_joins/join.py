@@ -33,10 +33,11 @@ from .._core.avals import (
     is_annotation,
     rule_children,
     same_treedef,
+    values_inside,
 )
 from .._core.dead_code import live_equations
 from .._core.dense import Reason
-from .._core.site import Site, annotations_in, is_hiding
+from .._core.site import Site, is_hiding
 from .._core.value import Like, Operand, Value, is_value
 from .zeros import (
     Zeros,
@@ -125,7 +126,7 @@ def _up_to_annotation(site: Site, structure: Structure) -> Structure:
 
 
 def is_around_annotation(x: Any) -> bool:
-    return not is_annotation(x) and bool(annotations_in(x))
+    return not is_annotation(x) and any(map(is_annotation, values_inside(x)))
 
 
 def join_all(site: Site, structures: Sequence[Structure]) -> Structure:

@@ -35,7 +35,7 @@ from .._core.notices import Notice, warn
 from .._core.rewrite import Rewriter, new_rewriter
 from .._core.rules import Rule, RulesInForce, global_rules
 from .._core.settings import Settings, use_settings
-from .._core.site import describe_operand
+from .._core.site import describe_operand, in_form
 from .._core.traces import Rewriting
 from .._core.value import Operand, is_value
 from . import collector
@@ -120,7 +120,9 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
             builder.operand(var, like)
             for var, like in zip(jaxpr.invars[len(consts) :], inputs.likes, strict=True)
         ]
-        operands = [*builder.constants(jaxpr, consts), *symbolic]
+        call = functools.partial(_call, builder)
+        ordered = [in_form(x, call) for x in symbolic]
+        operands = [*builder.constants(jaxpr, consts), *ordered]
         builder.arguments = {*jaxpr.invars}
         builder.inputs = {*tree_leaves(operands)}
         results = builder.run(builder.after_passes(jaxpr, operands), operands)
@@ -206,12 +208,21 @@ def _as_weak_as(builder: Rewriter, result: Operand, aval: ShapedArray) -> Operan
             return atom
         # A variable of the program may have a weak type where the result of its rule has none.
         operand = _compat.strong(atom.aval) if is_weak else atom.aval
-        fn = lambda x: [_compat.as_weak_as(x, aval)]
-        debug_info = _compat.new_debug_info("weak", fn)
-        jaxpr, _ = _compat.trace_to_jaxpr(fn, [operand], debug_info)
-        return builder.run(jaxpr, [atom])[0]
+        return _call(builder, lambda x: [_compat.as_weak_as(x, aval)], [atom], [operand])[0]
 
     return tree_map(convert, result)
+
+
+def _call(
+    builder: Rewriter,
+    fn: Callable[..., list[Any]],
+    atoms: Sequence[Any],
+    avals: Sequence[Any] | None = None,
+) -> list[Any]:
+    """Add the equations of a function of atoms, which may be traced for other avals."""
+    avals = avals_of(atoms) if avals is None else avals
+    jaxpr, consts = _compat.trace_to_jaxpr(fn, avals, _compat.new_debug_info("staged", fn))
+    return builder.run(jaxpr, [*builder.constants(jaxpr, consts), *atoms])
 
 
 def _staging(jaxpr: Jaxpr, consts: Sequence[Any], likes: Sequence[Any]) -> Staging | None:

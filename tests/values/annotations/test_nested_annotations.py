@@ -1,5 +1,7 @@
 """Annotations around annotations: each program does to the inner one what it does to it alone."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,16 @@ from jax import lax
 import jaxrewrite
 from jaxrewrite import transform, values
 from jaxrewrite.testing import assert_same
-from jaxrewrite.values import Diagonal, Interval, Masked, Named, Tagged, Unitful
+from jaxrewrite.values import (
+    Annotated,
+    Diagonal,
+    Interval,
+    Masked,
+    Named,
+    Tagged,
+    Unitful,
+    Units,
+)
 
 
 X = jnp.array([1.0, -2.0, 3.0])
@@ -123,9 +134,58 @@ def test_units_around_names_around_units_have_derivatives_by_custom_rules():
     v = Unitful(Named(Unitful(X, "m"), ("axis",)), "m")
 
     def total(v):
-        return transform(negated)(v).array.array.array.sum()
+        got = transform(negated)(v)
+        assert (got.names, got.array.units) == (("axis",), Units("m") ** 2)
+        return got.array.array.sum()
 
     np.testing.assert_array_equal(jax.grad(total)(v).array.array.array, 2 * jnp.ones(3))
+
+
+class Within(Annotated):
+    """An annotation of a user, inside of all others."""
+
+    array: jax.Array
+    outer = 5
+
+
+@values.annotation_rule(Within)
+def _(*operands, primitive, **params):
+    arrays = [x.array if isinstance(x, Within) else x for x in operands]
+    return Within(jaxrewrite.bind(primitive, *arrays, **params))
+
+
+CARRIES = {
+    "Within": Within,
+    "Interval": lambda x: Interval(x, x),
+    "Masked": lambda x: Masked(x, MISSING),
+    "Unitful": lambda x: Unitful(x, "m"),
+    "Named": lambda x: Named(x, ("axis",)),
+    "Tagged": lambda x: Tagged(x, "a"),
+}
+
+
+PAIRS = [*itertools.combinations(CARRIES, 2)]
+PAIRS.remove(("Interval", "Masked"))  # Each bound would have a mask of its own.
+
+
+@pytest.mark.parametrize("inner, outer", PAIRS)
+def test_annotations_say_the_same_in_any_order(inner, outer):
+    """The outer type is outside in all results, also beside one that was so from the start."""
+    inside, around = CARRIES[inner], CARRIES[outer]
+    in_order, turned = around(inside(X)), inside(around(X))
+    program = lambda p, x, y: (x * y + x * y, lax.cond(p, lambda: x * y, lambda: y * y))
+    apply = transform(program, materialise="forbid")
+    want = apply(True, in_order, in_order)
+    for operands in ((in_order, turned), (turned, in_order), (turned, turned)):
+        got = apply(True, *operands)
+        assert jaxrewrite.same_structure(got, want)
+        jax.tree.map(lambda a, b: assert_same(a, b, 1e-6), got, want)
+    assert jaxrewrite.same_structure(transform(lambda x: x)(turned), in_order)
+
+
+def test_what_is_said_of_one_bound_stays_inside():
+    v = Interval(Tagged(X, "a"), X)
+    assert jaxrewrite.same_structure(transform(lambda x: x)(v), v)
 
 
 ONCE = {
