@@ -21,7 +21,7 @@ from jaxrewrite import ArrayValue, register
 from jaxrewrite.primitives import BINARY, COLLECTIVE
 
 from .._base.scatters import SCATTER
-from .._base.structured import fields_of
+from .._base.structured import fields_of, is_annotation
 from .operators import Carrying
 
 
@@ -208,10 +208,12 @@ def annotation_rule(
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
         def apply(*operands: Any, primitive: Any, **params: Any) -> Any:
-            indices = operands[_PLACES.get(primitive.name, slice(0))]
-            is_annotated = any(isinstance(x, cls) for x in operands)
-            if not is_annotated or any(isinstance(x, cls) for x in indices):
+            places = range(len(operands))[_PLACES.get(primitive.name, slice(0))]
+            annotated = {i for i, x in enumerate(operands) if isinstance(x, cls)}
+            if not annotated or not annotated.isdisjoint(places):
                 return NotImplemented
+            if any(_is_around(x, cls) for i, x in enumerate(operands) if i not in places):
+                return NotImplemented  # It leaves first, where no rule of its own answers.
             if primitive.name in COLLECTIVE and _reduces(**params):
                 return NotImplemented  # The rule for a reduction knows what that leaves.
             on_arrays = functools.partial(fn, primitive=primitive, **params)
@@ -235,6 +237,11 @@ def _reduces(axes: Sequence[Any] = (), **params: Any) -> bool:
 
 def _is_other(x: Any, cls: type[ArrayValue]) -> bool:
     return isinstance(x, jaxrewrite.Value) and not isinstance(x, cls)
+
+
+def _is_around(x: Any, cls: type[ArrayValue]) -> bool:
+    """Whether an operand is an annotation that is outside of those of a class."""
+    return is_annotation(x) and x.outer > cls.outer
 
 
 def _register(cls: Any, name: str, apply: Callable[..., Any]) -> None:

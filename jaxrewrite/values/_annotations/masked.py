@@ -25,10 +25,8 @@ from .._base import in_blocks
 from .._base.contract import along_result, sides
 from .._base.scatters import applies_function
 from .._base.structured import inexact
-from .declaration import MOVING, annotation_rule, highest, like, lowest
-from .named import Named
+from .declaration import MOVING, Annotated, annotation_rule, highest, like, lowest
 from .operators import Carrying
-from .tagged import Tagged
 from .unitful import Unitful, array_of, needs_units
 
 
@@ -67,7 +65,7 @@ class Masked(Carrying):
     see `filled`.
 
     ``jnp.var``, ``std`` and ``median`` are those of the entries that are there, with ``ddof``,
-    ``axis`` and ``keepdims``, also of a masked array within `Tagged`, `Named` or `Unitful`.
+    ``axis`` and ``keepdims``, also of a masked array within `Annotated` types.
 
     Other functions that divide by the number of entries count those that are missing, because
     that number is part of the program. So there is a `TypeError` where a program calls
@@ -284,7 +282,7 @@ def _within(*operands: Any) -> list[Masked]:
 
 # The types that annotate a masked array hand on no literals, and bodies of calls equation by
 # equation, so that these rules need to come before theirs.
-_ANNOTATED = Masked | Tagged | Named | Unitful
+_ANNOTATED = Masked | Annotated
 
 
 @jaxrewrite.register("div", types=(_ANNOTATED, Literal), precedence=1)
@@ -337,12 +335,9 @@ def _median(x: Masked, *, axis: int | tuple[int, ...] | None, keepdims: bool) ->
     return _finite(jnp.where(is_nan, jnp.nan, result), is_missing)
 
 
-_Around = Tagged | Named | Unitful
-
-
 @jaxrewrite.register(jnp.std, jnp.var)
 def _spread_around(
-    x: _Around,
+    x: Annotated,
     correction: ArrayLike
     | Unitful,  # Zero has taken any units, which it has not as a number.
     *,
@@ -359,7 +354,7 @@ def _spread_around(
 
 @jaxrewrite.register(jnp.median)
 def _median_around(
-    x: _Around, *, axis: int | tuple[int, ...] | None, keepdims: bool
+    x: Annotated, *, axis: int | tuple[int, ...] | None, keepdims: bool
 ) -> Any:
     return _of_what_is_around(jnp.median, x, {"axis": axis, "keepdims": keepdims})
 
