@@ -19,7 +19,7 @@ from jax import lax
 from jax.tree_util import tree_structure
 from jaxtyping import ArrayLike
 
-from .._core.avals import aval_of, same_treedef
+from .._core.avals import aval_of, is_annotation, same_treedef
 from .._core.rules import register
 from .._staging.materialise import materialise
 from .._staging.transform import transform
@@ -302,6 +302,8 @@ def filled(gather: Callable[..., Any], v: Any, indices: Any, **params: Any) -> A
     A number filled into a leaf would meet the derivatives of the other leaves: a product of zero
     and NaN is NaN. ``gather`` takes the value, the indices and parameters.
     """
+    if is_annotation(v):
+        return NotImplemented  # What it carries would be lost, and what is inside not be asked.
     clipped = {"mode": lax.GatherScatterMode.CLIP, "fill_value": None}
     gathered = gather(v, indices, **(params | clipped))
     if gathered is NotImplemented:

@@ -205,6 +205,12 @@ def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> Sh
     def dense(*leaves: Any) -> list[Any]:
         value = tree_unflatten(treedef, leaves)
         result = _compat.call_on_mesh(type(value).materialise, value)
+        if isinstance(result, cls):
+            inside, of_result = rule_children(result)
+            if same_treedef(of_result, treedef) and avals_of(inside) == [*avals]:
+                raise TypeError(
+                    f"{cls.__name__}.materialise returned a value of the same structure."
+                )
         try:
             dense_avals.extend(avals_of([result]))
         except TypeError as error:

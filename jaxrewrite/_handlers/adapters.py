@@ -10,11 +10,11 @@ from jax import lax
 from jax.tree_util import tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
-from .._core.avals import children, is_adopted, is_annotation
+from .._core.avals import children, is_annotation
 from .._core.dense import NO_RULE, Reason
 from .._core.site import Site
 from .._core.value import Like, Operand, Value, is_value
-from .._joins.join import Structure, coerce, filled, of_structure
+from .._joins.join import Structure, coerce, filled, of_structure, structure_of
 from .._joins.zeros import Zeros
 
 
@@ -66,8 +66,10 @@ def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Ope
     raised there.
     """
     like = structure.like()
-    if is_value(operand) and is_adopted(operand):
-        operand, *_ = tree_leaves(operand)  # An array that another value adopted.
+    if is_value(operand) and structure_of(operand) != structure:
+        # Nothing reads what it stands for, so that one of its leaves is enough.
+        sized = (leaf for leaf in tree_leaves(operand) if leaf.aval.size)
+        operand = next(sized, operand)
     if not is_value(like) or is_value(operand) or not operand.aval.size:
         return coerce(site, operand, structure)
     if unread == "uninitialised":

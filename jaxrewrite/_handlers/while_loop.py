@@ -8,12 +8,13 @@ with leaves for each element.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._compat import AnyJaxpr, Var
+from .._core.avals import children, is_annotation
 from .._core.bodies import rewrite_jaxpr
 from .._core.builder import Rewritten
 from .._core.dense import Reason
@@ -21,7 +22,7 @@ from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
 from .._joins.join import Structure
-from .adapters import Coerce, MakeDense
+from .adapters import Coerce
 from .carry import body_inputs, fixed_point
 from .stacking import batch, elements_like, on_vars
 
@@ -36,6 +37,23 @@ _CHOSEN = Reason(
     "leaves of its own",
     method="sliceable",
 )
+
+
+class Decision(NamedTuple):
+    """Makes the result of a condition an array. An adapter of `rewrite_jaxpr`.
+
+    No result of the loop has what it carries. So nothing is lost with an annotation whose type
+    allows to lose it, such as tags, whatever the policy of the call is.
+    """
+
+    def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
+        (decides,) = results
+        while is_annotation(decides) and decides.materialise_policy == "allow":
+            (inside, *beside), _ = children(decides)
+            if beside:
+                break
+            decides = inside
+        return [site.materialise(decides, _DECIDES)]
 
 
 def while_handler(site: Site, operands: list[Operand]) -> Results:
@@ -55,7 +73,7 @@ def while_handler(site: Site, operands: list[Operand]) -> Results:
         jaxpr: AnyJaxpr,
         consts: Sequence[Any],
         structures: Sequence[Structure],
-        leaving: Coerce | MakeDense | None,
+        leaving: Coerce | Decision | None,
     ) -> Rewritten:
         likes = [structure.like() for structure in structures]
         inputs = body_inputs(jaxpr, [*consts, *likes])
@@ -70,9 +88,7 @@ def while_handler(site: Site, operands: list[Operand]) -> Results:
 
     solved = fixed_point(site, body_consts, carry, rewrite_body, has_values, may_be_carried)
     turn = solved.body
-    # The result of the condition must be an array.
-    leaving = MakeDense((True,), _DECIDES)
-    test = rewrite(condition, condition_consts, solved.structures, leaving)
+    test = rewrite(condition, condition_consts, solved.structures, Decision())
     if not has_values and not (turn.changed or test.changed):
         return NotImplemented  # The equation stays as it is.
     carry = solved.start(site)

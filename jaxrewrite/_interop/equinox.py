@@ -9,6 +9,7 @@ or the last carry of a loop (`select_if_vmap`) is made leaf by leaf.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,10 +17,11 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
+from .. import _compat
 from .._analyses.adopting import FOR_ANY_UNITS
 from .._analyses.written import UNKNOWN, Fact, Kind, any_of, transfer
-from .._compat import JaxprEqn, Primitive, Var
-from .._core.avals import avals_of
+from .._compat import Jaxpr, JaxprEqn, Literal, Primitive, Var
+from .._core.avals import avals_of, is_annotation, values_inside
 from .._core.rewrite import handlers
 from .._core.settings import Settings
 from .._core.site import Site
@@ -30,9 +32,15 @@ from .buffers import set_handler, sets_an_item
 
 
 def solve_handler(site: Site, operands: list[Any]) -> Any:
-    """A solve of an operator that has values in it is the same primitive on their leaves."""
-    if not any(map(is_value, operands)):
+    """A solve of an operator that has values in it is the same primitive on their leaves.
+
+    What carries units or tags is solved by the equations of the solver, which have rules for them.
+    """
+    values = list(filter(is_value, operands))
+    if not values:
         return NotImplemented
+    if any(is_annotation(y) for x in values for y in (x, *values_inside(x))):
+        return _by_equations(site, operands)
     settings = site.settings._replace(recorder=None)
 
     def is_stack(x: Any, depth: int) -> bool:
@@ -49,6 +57,30 @@ def solve_handler(site: Site, operands: list[Any]) -> Any:
         return solve(*tree_unflatten(treedef, leaves))
 
     return site.call_on_arrays(on_leaves, leaves)
+
+
+def _by_equations(site: Site, operands: list[Any]) -> Any:
+    fn = functools.partial(site.primitive.impl, **site.params)
+    debug_info = _compat.new_debug_info(site.primitive.name, fn)
+    jaxpr, consts = _compat.trace_program(fn, avals_of(operands), debug_info)
+    jaxpr = _differentiable(jaxpr)
+    return site.inline(jaxpr, [*site.builder.constants(jaxpr, consts), *operands])
+
+
+def _differentiable(jaxpr: Jaxpr) -> Jaxpr:
+    """The equations of a solver that closes over nothing, so that all its derivatives are right.
+
+    By one more primitive, Lineax forbids derivatives by what a solver has closed over.
+    """
+    same: dict[Any, Any] = {}
+    inputs = lambda atoms: [x if type(x) is Literal else same.get(x, x) for x in atoms]
+    eqns = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "nontraceable":
+            same.update(zip(eqn.outvars, inputs(eqn.invars), strict=True))
+        else:
+            eqns.append(eqn.replace(invars=inputs(eqn.invars)))
+    return jaxpr.replace(eqns=eqns, outvars=inputs(jaxpr.outvars))
 
 
 def batched_handler(site: Site, operands: list[Any]) -> Any:

@@ -106,6 +106,14 @@ class Findings:
 
 
 def error_summary(error: Exception) -> str:
-    """The first and last lines of an error. The lines in between are in its traceback."""
+    """The first and last lines of an error, and what this library notes about it.
+
+    The lines in between are in its traceback.
+    """
     lines = f"{type(error).__name__}: {error}".strip().splitlines()
-    return "\n".join(lines if len(lines) < 6 else [*lines[:3], "...", *lines[-2:]])
+    notes = [
+        note for note in getattr(error, "__notes__", ()) if note.startswith("jaxrewrite: ")
+    ]
+    return "\n".join(
+        [*(lines if len(lines) < 6 else [*lines[:3], "...", *lines[-2:]]), *notes]
+    )

@@ -15,7 +15,10 @@ from jaxrewrite.values import (
     LowRank,
     Scaled,
     Symmetric,
+    Tagged,
     Tridiagonal,
+    Unitful,
+    Units,
 )
 
 
@@ -161,6 +164,40 @@ def test_results(bulk):
         assert not got[1] and not want[1]
     with pytest.raises(ValueError, match="mismatch|structure|shape"):
         forbid(lambda v, b: solve(lx.CG(T, T), v, b))(singular, jnp.ones(5))
+
+
+@pytest.mark.parametrize("name", often(["lu", "cholesky", "svd", "cg"], ["lu"]))
+def test_a_solution_has_the_tags_of_its_matrix_and_its_right_side(name, bulk):
+    """Also where a policy forbids to lose any: no operand becomes an array without them."""
+    a, b = positive(0, 3), normal(1, 3)
+    fn = lambda a, b: solve(SOLVERS[name](), a, b)
+    for operands in (
+        (Tagged(a, "a"), b),
+        (a, Tagged(b, "b")),
+        (Tagged(a, "a"), Tagged(b, "b")),
+    ):
+        got = forbid(fn)(*operands)
+        tags = frozenset().union(*(x.tags for x in operands if isinstance(x, Tagged)))
+        assert got.tags == tags
+        np.testing.assert_allclose(got.array, jnp.linalg.solve(a, b), rtol=1e-8)
+
+
+def test_a_solution_of_quantities_has_units(bulk):
+    a, b = positive(0, 3), normal(1, 3)
+    v, w = Unitful(a, "s"), Unitful(b, "m")
+    fn = lambda a, b: solve(lx.AutoLinearSolver(well_posed=True), a, b)
+    want, of_b = jax.value_and_grad(lambda b: jnp.linalg.solve(a, b).sum())(b)
+    got = forbid(fn)(v, w)
+    assert got.units == Units("m/s")
+    np.testing.assert_allclose(got.array.sum(), want)
+    inside = forbid(lambda a, b: jax.grad(lambda b: fn(a, b).sum())(b))(v, w)
+    assert inside.units == Units("1/s")
+    outside = jax.grad(lambda b: forbid(fn)(v, b).array.sum())(w)
+    for gradient in (inside, outside):
+        np.testing.assert_allclose(gradient.array, of_b)
+    stacked = forbid(jax.vmap(fn, (None, 0)))(v, Unitful(jnp.stack([b, 2 * b]), "m"))
+    assert stacked.units == Units("m/s")
+    np.testing.assert_allclose(stacked.array[1], 2 * got.array)
 
 
 def test_operators_of_functions(bulk):

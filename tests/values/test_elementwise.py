@@ -696,6 +696,38 @@ def test_products_of_integers_are_those_of_the_parts_where_these_wrap_as_the_sum
     np.testing.assert_array_equal(got, wide(v.materialise(), x))
 
 
+WRAPPING = {
+    "diagonal": lambda x: Diagonal(x[0]),
+    "circulant": lambda x: Circulant(x[0]),
+    "low_rank": lambda x: LowRank(x[:, :1], x[:1]),
+    "kronecker": lambda x: Kronecker(x[:1, :1], x),
+}
+DIVISIONS = {
+    "quotient": lambda v: lax.div(v, jnp.full_like(v, 2)),
+    "floor": lambda v: v // -2,
+    "columns": lambda v: v // jnp.arange(1, 4, dtype=v.dtype),
+    "remainder": lambda v: v % 3,
+    "abs": abs,
+    "square": lambda v: v**2,
+    "product": lambda v: jnp.matmul(v, v, preferred_element_type="int32"),
+    "sum": lambda v: jnp.einsum("ij,ij->", v, v, preferred_element_type="int32"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32"])
+@pytest.mark.parametrize("name", WRAPPING)
+def test_multiples_of_integers_are_rounded_and_wrap_as_the_dense_array(name, dtype):
+    """Also the author's own multiples: ``3 * v`` is a `Scaled`."""
+    v = WRAPPING[name](jnp.array([[3, 5, -7], [100, 2, 1], [0, 1, 4]], dtype))
+    for multiple in (v, Scaled(v, jnp.array(3, dtype)), Scaled(v, jnp.array(-100, dtype))):
+        of_all = lambda v: {name: fn(v) for name, fn in DIVISIONS.items()}
+        got = jaxrewrite.transform(of_all, materialise="allow")(multiple)
+        got = jax.tree.map(
+            jaxrewrite.materialise, got, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)
+        )
+        jax.tree.map(np.testing.assert_array_equal, got, of_all(multiple.materialise()))
+
+
 def test_a_cast_of_parts_is_one_of_their_sum_where_it_is_linear():
     v = Two(jnp.full((2, 2), 0.5), jnp.full((2, 2), 0.75))
     cast = lambda dtype: lambda v: v.astype(dtype)

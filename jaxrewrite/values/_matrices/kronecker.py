@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import jaxrewrite
 from jaxrewrite import bind, register, same_structure, transform
 
-from .._base.structured import is_value
+from .._base.structured import inexact, is_value
 from .algebra import (
     dense_cholesky,
     dense_eigh,
@@ -403,4 +403,6 @@ def _at(factor: Any, *places: Any) -> Any:
 @register("abs", "square", "integer_pow", "conj")
 def _(v: Kronecker, *, primitive: Any, **params: Any) -> Any:
     """Each of these functions maps a product of two numbers to the product of its results."""
+    if primitive.name == "abs" and not inexact(v):
+        return NotImplemented  # A product of integers may wrap, and has another sign then.
     return v.map_factors(lambda factor: bind(primitive, factor, **params))

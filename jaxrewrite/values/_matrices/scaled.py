@@ -310,7 +310,11 @@ def _lazy_multiple(x: Any, scale: Any) -> Any:
 def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
     if jnp.ndim(v.number) or jnp.ndim(w.number):
         return _on_products(primitive, v, w, **params)
-    return _lazy_multiple(bind(primitive, v.x, w.x, **params), v.number * w.number)
+    product = bind(primitive, v.x, w.x, **params)
+    if product.dtype != v.dtype and not inexact(v):
+        return NotImplemented  # Entries of the operands may wrap.
+    a, b = (jnp.asarray(x.number, product.dtype) for x in (v, w))
+    return _lazy_multiple(product, a * b)
 
 
 @register("dot_general", exchange="types")
@@ -342,7 +346,9 @@ def _(v: Scaled, factor: Array, **params: Any) -> Any:
 
 
 @register("div")
-def _(v: Scaled, divisor: Array | ArrayValue, **params: Any) -> Any:
+def _(v: Scaled, divisor: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    if not inexact(v):
+        return _on_products(primitive, v, divisor, **params)  # Each quotient is rounded.
     if isinstance(divisor, ArrayValue) or not is_number(divisor):
         return v.map_parts(lambda part: bind("div", part, divisor))
     return v.rescaled(v.number / jnp.reshape(divisor, ()))
@@ -359,9 +365,12 @@ def _(v: Sum, divisor: Array, **params: Any) -> Any:
 @register("abs", "square", "integer_pow", "conj")
 def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
     """Each of these functions maps a product of two numbers to the product of its results."""
-    if jnp.ndim(v.number):
+    wraps = primitive.name == "abs" and not inexact(
+        v
+    )  # A product of integers, and its sign.
+    if wraps or jnp.ndim(v.number):
         product = _on_products(primitive, v, **params)
-        if product is not NotImplemented:
+        if wraps or product is not NotImplemented:
             return product
     x, scale = (bind(primitive, part, **params) for part in (v.x, v.number))
     return multiple(x, scale)
