@@ -151,7 +151,8 @@ class Within(Annotated):
 @values.annotation_rule(Within)
 def _(*operands, primitive, **params):
     arrays = [x.array if isinstance(x, Within) else x for x in operands]
-    return Within(jaxrewrite.bind(primitive, *arrays, **params))
+    results = jaxrewrite.bind(primitive, *arrays, **params)
+    return list(map(Within, results)) if primitive.multiple_results else Within(results)
 
 
 CARRIES = {
@@ -331,6 +332,80 @@ def test_a_default_is_asked_beside_an_annotation_without_one():
     assert isinstance(found, WithDefault) and isinstance(found.array, values.Product)
     within = transform(jnp.tanh, materialise="allow")(WithoutDefault(WithDefault(X)))
     assert isinstance(within, WithDefault)
+
+
+class Defaulting(Annotated):
+    """An annotation of a user without rules, which has a default."""
+
+    array: jax.Array
+    outer = 60
+
+    @staticmethod
+    def default(primitive, xs, params):
+        inside = [x.array if isinstance(x, Defaulting) else x for x in xs]
+        results = jaxrewrite.bind(primitive, *inside, **params)
+        if primitive.multiple_results:
+            return list(map(Defaulting, results))
+        return Defaulting(results)
+
+
+class Bare(Annotated):
+    """An annotation of a user without rules, which is lost where it meets anything."""
+
+    array: jax.Array
+    outer = 60
+    materialise_policy = "allow"
+
+
+PADS = {
+    "pad": lambda x: lax.pad(x, jnp.float32(0), [(1, 0, 0)]),
+    "relu": jax.nn.relu,
+    "take": lambda x: jnp.take(x, jnp.array([0, 2])),
+    "sum": lambda x: lax.associative_scan(jnp.add, x),
+    "where": lambda x: jnp.where(jnp.arange(3) > 0, x, 0.0),
+}
+
+
+@pytest.mark.parametrize("inner", ["Unitful", "Masked"])
+@pytest.mark.parametrize("carry", [Bare, Defaulting])
+def test_what_is_inside_of_an_annotation_of_a_user_answers(carry, inner):
+    """The outer one has no rule, so that no other rule takes it for an array."""
+    v = INNER[inner](X)
+    for name, program in PADS.items():
+        if (name, inner) == ("sum", "Masked"):
+            continue  # Its pad has to be a number that is there, so that it is refused.
+        want = transform(program)(v)
+        got = transform(program)(carry(v))
+        got = got.array if isinstance(got, carry) else got
+        assert jaxrewrite.same_structure(got, want)
+        assert_same(jax.tree.leaves(got)[0], jax.tree.leaves(want)[0])
+
+
+@pytest.mark.parametrize("carry", [Bare, Defaulting, Within])
+def test_missing_entries_are_not_counted_inside_of_an_annotation_of_a_user(carry):
+    v = carry(Masked(jnp.array([1.0, 2.0, 30.0, 400.0]), jnp.arange(4) == 3))
+    for fn, want in ((jnp.median, 2.0), (jnp.var, np.var([1, 2, 30]))):
+        got = transform(fn, materialise="allow")(v)
+        got = got.array if isinstance(got, carry) else got
+        got = got.array if isinstance(got, carry) else got
+        assert_same(
+            got.array if isinstance(got.array, jax.Array) else got.array.array, want
+        )
+    for fn in (jnp.mean, lambda x: jnp.quantile(x, 0.5), jax.nn.standardize):
+        with pytest.raises(TypeError, match="Masked: "):
+            transform(fn, materialise="allow")(v)
+
+
+def test_a_condition_may_have_tags_under_any_policy():
+    """The results of a loop do not have them, so that nothing is lost."""
+
+    def fn(step):
+        turn = lambda c: (c[0] + step, c[1] * 2)
+        return lax.while_loop(lambda c: c[0] < 3, turn, (0 * step, jnp.float32(1)))
+
+    got = transform(fn, materialise="forbid")(Tagged(jnp.float32(1), "a"))
+    assert repr(got[0]) == repr(Tagged(jnp.float32(3), "a"))
+    assert got[1] == 8
 
 
 def test_numbers_beside_annotations_in_a_stack():
