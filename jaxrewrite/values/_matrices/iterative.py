@@ -18,6 +18,13 @@ from .._base.loops import scan
 from .._base.structured import promoted
 
 
+BY_PRODUCTS = (
+    "If it is positive definite, jaxrewrite.values.conjugate_gradients solves by its products alone, "
+    "and stochastic_logdet estimates the logarithm of its determinant"
+)
+"""What to do where a matrix has no factors with structure."""
+
+
 def conjugate_gradients(
     matrix: Any,
     b: Float[Array, "n ..."],

@@ -31,6 +31,7 @@ from jaxrewrite._display import brief
 
 from .._base.sizes import are_known, least_bound
 from .._base.structured import alike, concrete, is_known, on_known, zero_unless
+from .iterative import BY_PRODUCTS
 from .matrix import Matrix, apply_dense
 from .monomial import Diagonal, Identity
 from .sparse_products import is_vector, product, transposed_product
@@ -109,6 +110,7 @@ class Sparse(Matrix):
 
     entries: ClassVar[str | None] = "pattern"
     movable: ClassVar[bool] = True
+    _remedies = {"cholesky": BY_PRODUCTS}
 
     def __init__(self, matrix: BCOO | BCSR, *, by_columns: bool = False) -> None:
         if not isinstance(matrix, (BCOO, BCSR)):

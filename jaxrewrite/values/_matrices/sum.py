@@ -105,7 +105,8 @@ class Sum(LinearAlgebra, Linear):
         "sixteenth of the rows, and some formulas: see 'normal: densities without factors' in the "
         "docs (pattern_tables.rst)",
         "lu": "Some sums are solved without factors, such as a Kronecker product of two Symmetric "
-        "matrices and a multiple of the identity: see 'Linear algebra' in the docs (values.rst)",
+        "matrices and a multiple of the identity, which jnp.eye(n) is with "
+        "rules=jaxrewrite.patterns.structured: see 'Linear algebra' in the docs (values.rst)",
     }
 
     def __post_init__(self) -> None:

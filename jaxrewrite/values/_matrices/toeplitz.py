@@ -24,6 +24,7 @@ from .._base.structured import (
     promoted,
 )
 from .determinant import Determinant
+from .iterative import BY_PRODUCTS
 from .matrix import Matrix, apply_dense, check_square, on_axis
 from .monomial import MultipleOfIdentity, sorted_svd, svd_of_spectrum
 
@@ -76,6 +77,7 @@ class Toeplitz(Matrix):
     column: Shaped[Array, "*batch n"]
     row: Shaped[Array, "*batch m"]
     entries = "all"
+    _remedies = dict.fromkeys(("lu", "cholesky"), BY_PRODUCTS)
 
     def __post_init__(self) -> None:
         for name in ("column", "row"):
