@@ -370,7 +370,10 @@ MODE_WEIGHTS = {
 }
 
 
-ANNOTATIONS = ("Tagged", "Named", "Masked", "Unitful", "Interval")
+ANNOTATIONS = (
+    *("Tagged", "Named", "Masked", "Unitful", "Interval"),
+    *("OwnAround", "OwnDefault", "OwnWithin"),
+)
 
 
 def chosen_types(seed: int, s: Source) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
@@ -391,7 +394,9 @@ def chosen_types(seed: int, s: Source) -> tuple[tuple[str, ...], tuple[str, ...]
     if which == 4:
         outer, inner = divmod(turn, len(names))
         around = [s.choice(ANNOTATIONS) for _ in range(s.choice((1, 1, 2)))]
-        return (ANNOTATIONS[outer % len(ANNOTATIONS)], *around, names[inner]), None
+        other = (s.choice(ANNOTATIONS), s.choice((*ANNOTATIONS, *names)))
+        types = (ANNOTATIONS[outer % len(ANNOTATIONS)], *around, names[inner])
+        return types, other if s.chance(0.4) else None
     types = [s.choice(holders), s.choice(holders), s.choice(names)]
     return tuple(types[s.choice((0, 1)) :]), (s.choice(holders), s.choice(names))
 

@@ -95,6 +95,41 @@ class OwnSource(values.Annotated):
     source: str = jaxrewrite.field(static=True)
 
 
+class OwnAround(values.Annotated):
+    """It has no rules, and leaves where it meets anything."""
+
+    array: jax.Array
+    outer = 60
+
+
+class OwnDefault(values.Annotated):
+    """It stays around all results."""
+
+    array: jax.Array
+    outer = 60
+
+    @staticmethod
+    def default(primitive, xs, params):
+        inside = [x.array if isinstance(x, OwnDefault) else x for x in xs]
+        results = jaxrewrite.bind(primitive, *inside, **params)
+        if primitive.multiple_results:
+            return [OwnDefault(result) for result in results]
+        return OwnDefault(results)
+
+
+class OwnWithin(values.Annotated):
+    """It is inside of all other annotations, and has rules for some primitives."""
+
+    array: jax.Array
+    outer = 5
+
+
+@values.annotation_rule(OwnWithin, "add", "mul", "neg", "select_n", "dot_general", "sin")
+def _(*operands, primitive, **params):
+    inside = [x.array if isinstance(x, OwnWithin) else x for x in operands]
+    return OwnWithin(jaxrewrite.bind(primitive, *inside, **params))
+
+
 class OwnSquare(jaxrewrite.ArrayValue):
     """It says nothing but its dense form, which is not linear in its leaves."""
 

@@ -447,6 +447,21 @@ def _(s, dtype, n, m, batch, inner=None):
     return f"OwnSource({inside(s, dtype, n, m, batch, inner)}, {s.choice('ab')!r})"
 
 
+@a_type("OwnAround", dtypes=ANY, holds=True)
+def _(s, dtype, n, m, batch, inner=None):
+    return f"OwnAround({inside(s, dtype, n, m, batch, inner)})"
+
+
+@a_type("OwnDefault", dtypes=ANY, holds=True)
+def _(s, dtype, n, m, batch, inner=None):
+    return f"OwnDefault({inside(s, dtype, n, m, batch, inner)})"
+
+
+@a_type("OwnWithin", dtypes=ANY, holds=True)
+def _(s, dtype, n, m, batch, inner=None):
+    return f"OwnWithin({inside(s, dtype, n, m, batch, inner)})"
+
+
 @a_type("OwnSquare", dtypes=INEXACT)
 def _(s, dtype, n, m, batch):
     return f"OwnSquare({s.u(*batch, n, m, dtype=dtype)}, {s.choice((0.0, 0.5))})"
