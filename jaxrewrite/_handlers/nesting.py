@@ -36,8 +36,8 @@ def _is_in_disorder(x: Value) -> bool:
 
 
 def _ordered(x: Any) -> Any:
-    if not is_value(x):
-        return x
+    if not is_value(x) or x._holds_stacked_leaves:
+        return x  # What holds elements knows how many axes each leaf of one has.
     parts, treedef = children(x)
     x = tree_unflatten(treedef, map(_ordered, parts))
     if inner := _inner(x):

@@ -184,6 +184,15 @@ def test_annotations_say_the_same_in_any_order(inner, outer):
     assert jaxrewrite.same_structure(transform(lambda x: x)(turned), in_order)
 
 
+def test_an_element_of_a_stack_is_put_in_order_when_it_is_taken():
+    """The stack itself knows how many axes each leaf of an element has."""
+    element = jax.tree.map(
+        lambda x: jnp.stack([x, x]), Masked(Named(Masked(X, MISSING), ("axis",)), MISSING)
+    )
+    got = transform(lambda v: v[1], materialise="forbid")(jaxrewrite.Batched(element, 2))
+    assert jaxrewrite.same_structure(got, Named(Masked(X, MISSING), ("axis",)))
+
+
 def test_what_is_said_of_one_bound_stays_inside():
     v = Interval(Tagged(X, "a"), X)
     assert jaxrewrite.same_structure(transform(lambda x: x)(v), v)
