@@ -96,6 +96,10 @@ class Value(PyTree):
     # Whether rules get one object for operands that are one. Other rules tell them apart by `is`.
     _meets_itself: ClassVar[bool] = False
 
+    # How many of its first fields hold the array, or bounds of it, entry for entry. Another
+    # annotation says the same of these as of the whole.
+    _array_fields: ClassVar[int] = 0
+
     # Whether the value in its field has stacked leaves, and stands for no array by itself.
     _holds_stacked_leaves: ClassVar[bool] = False
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from .._core.avals import aval_of, avals_of, children, is_annotation, values_inside
+from .._core.avals import children, values_inside
 from .._core.site import CallOnLeaves, forms
 from .._core.value import Value, is_value
 
@@ -41,13 +41,11 @@ def _ordered(x: Any) -> Any:
     parts, treedef = children(x)
     x = tree_unflatten(treedef, map(_ordered, parts))
     if inner := _inner(x):
-        parts, treedef = children(x)
-        within = []
-        for across in zip(*(children(y)[0] for y in inner), strict=True):
-            arrays = dict(zip(map(id, inner), across, strict=True))
-            filled = tree_unflatten(treedef, [arrays.get(id(p), p) for p in parts])
-            within.append(_ordered(filled) if _is_alike(across[0], x) else across[0])
-        x = tree_unflatten(children(inner[0])[1], within)
+        (within, outer_treedef), *_ = layers = list(map(children, inner))
+        beside, count = children(x)[0][x._array_fields :], inner[0]._array_fields
+        arrays = zip(*(parts[:count] for parts, _ in layers), strict=True)
+        filled = [_ordered(tree_unflatten(treedef, [*of, *beside])) for of in arrays]
+        x = tree_unflatten(outer_treedef, [*filled, *within[count:]])
     return x._merged() if _is_to_merge(x) else x
 
 
@@ -59,23 +57,25 @@ def _is_to_merge(x: Value) -> bool:
 
 
 def _inner(x: Value) -> list[Any]:
-    """The parts that have to be around an annotation; two bounds in metres are bounds in metres.
+    """The arrays inside that have to be around it; two bounds in metres are bounds in metres.
 
     What is said of one bound alone stays where it is.
     """
-    parts = children(x)[0] if is_annotation(x) else []
-    if not any(map(is_annotation, parts)):
+    arrays = children(x)[0][: x._array_fields] if x._array_fields else []
+    if not all(_is_outside(y, x) for y in arrays):
         return []
-    arrays = [y for y in parts if _is_alike(y, x)]
-    layers = [children(y) for y in arrays if is_annotation(y) and y.outer > x.outer]
-    beside = lambda within: (id(y) for y in within if not _is_alike(y, x))
-    said = {(treedef, *beside(within)) for within, treedef in layers}
-    return arrays if len(layers) == len(arrays) and len(said) == 1 else []
+    said = {
+        (treedef, *map(id, parts[y._array_fields :]))
+        for y, (parts, treedef) in zip(arrays, map(children, arrays), strict=True)
+    }
+    return arrays if len(said) == 1 else []
 
 
-def _is_alike(y: Any, x: Value) -> bool:
-    own, (other,) = aval_of(x), avals_of([y])
-    return (own.shape, own.dtype) == (other.shape, other.dtype)
+def _is_outside(y: Any, x: Value) -> bool:
+    """Whether a part is an annotation that has to be around another one, of another type."""
+    if not is_value(y) or not y._array_fields or y.outer <= x.outer:
+        return False
+    return not isinstance(y, type(x)) and not isinstance(x, type(y))
 
 
 forms.append(in_order)

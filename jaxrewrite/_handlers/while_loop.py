@@ -14,7 +14,7 @@ from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._compat import AnyJaxpr, Var
-from .._core.avals import children, is_annotation
+from .._core.avals import children
 from .._core.bodies import rewrite_jaxpr
 from .._core.builder import Rewritten
 from .._core.dense import Reason
@@ -48,11 +48,11 @@ class Decision(NamedTuple):
 
     def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
         (decides,) = results
-        while is_annotation(decides) and decides.materialise_policy == "allow":
-            (inside, *beside), _ = children(decides)
-            if beside:
+        while is_value(decides) and decides.materialise_policy == "allow":
+            parts, _ = children(decides)
+            if len(parts) != decides._array_fields or len(parts) != 1:
                 break
-            decides = inside
+            (decides,) = parts
         return [site.materialise(decides, _DECIDES)]
 
 

@@ -10,6 +10,7 @@ or the last carry of a loop (`select_if_vmap`) is made leaf by leaf.
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,27 +21,26 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 from .. import _compat
 from .._analyses.adopting import FOR_ANY_UNITS
 from .._analyses.written import UNKNOWN, Fact, Kind, any_of, transfer
-from .._compat import Jaxpr, JaxprEqn, Literal, Primitive, Var
-from .._core.avals import avals_of, is_annotation, values_inside
+from .._compat import JaxprEqn, Primitive, Var
+from .._core.avals import avals_of, children, is_annotation, values_inside
 from .._core.rewrite import handlers
 from .._core.settings import Settings
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Value, is_value
 from .._handlers.stacking import elements_like
 from .._joins.join import coerce, together
 from .buffers import set_handler, sets_an_item
 
 
 def solve_handler(site: Site, operands: list[Any]) -> Any:
-    """A solve of an operator that has values in it is the same primitive on their leaves.
-
-    What carries units or tags is solved by the equations of the solver, which have rules for them.
-    """
-    values = list(filter(is_value, operands))
-    if not values:
+    """A solve of an operator that has values in it is the same primitive on their leaves."""
+    if not any(map(is_value, operands)):
         return NotImplemented
-    if any(is_annotation(y) for x in values for y in (x, *values_inside(x))):
-        return _by_equations(site, operands)
+    bare = list(map(_bare, operands))
+    if any(map(operator.is_not, bare, operands)) and not any(map(_is_annotated, bare)):
+        carried = _by_equations(site.scratch(), operands)
+        numbers = site.builder.apply(site, bare)
+        return list(map(_carrying, carried, numbers))
     settings = site.settings._replace(recorder=None)
 
     def is_stack(x: Any, depth: int) -> bool:
@@ -59,28 +59,52 @@ def solve_handler(site: Site, operands: list[Any]) -> Any:
     return site.call_on_arrays(on_leaves, leaves)
 
 
-def _by_equations(site: Site, operands: list[Any]) -> Any:
+def _is_annotated(x: Any) -> bool:
+    return is_value(x) and any(map(is_annotation, (x, *values_inside(x))))
+
+
+def _bare(x: Any) -> Any:
+    """An operand without units, names and tags: the array has the same numbers without them."""
+    if not is_value(x):
+        return x
+    parts, treedef = children(x)
+    without = list(map(_bare, parts))
+    if _is_around_one_array(x):
+        return without[0]
+    return (
+        tree_unflatten(treedef, without) if any(map(operator.is_not, without, parts)) else x
+    )
+
+
+def _is_around_one_array(x: Any) -> bool:
+    return x._array_fields == 1 == len(children(x)[0])
+
+
+def _carrying(like: Any, number: Any) -> Any:
+    """Numbers with what another operand carries."""
+    if not is_value(like) or not _is_around_one_array(like):
+        return number
+    (inside,), treedef = children(like)
+    return tree_unflatten(treedef, [_carrying(inside, number)])
+
+
+def _by_equations(site: Site, operands: Sequence[Any]) -> Any:
+    """The results of the equations that a solver consists of, whose rules know what these carry.
+
+    The derivatives of these equations are not those of the solution.
+    """
+    dense = [_dense_inside(site, x) if is_value(x) else x for x in operands]
     fn = functools.partial(site.primitive.impl, **site.params)
     debug_info = _compat.new_debug_info(site.primitive.name, fn)
-    jaxpr, consts = _compat.trace_program(fn, avals_of(operands), debug_info)
-    jaxpr = _differentiable(jaxpr)
-    return site.inline(jaxpr, [*site.builder.constants(jaxpr, consts), *operands])
+    jaxpr, consts = _compat.trace_program(fn, avals_of(dense), debug_info)
+    return site.inline(jaxpr, [*site.builder.constants(jaxpr, consts), *dense])
 
 
-def _differentiable(jaxpr: Jaxpr) -> Jaxpr:
-    """The equations of a solver that closes over nothing, so that all its derivatives are right.
-
-    By one more primitive, Lineax forbids derivatives by what a solver has closed over.
-    """
-    same: dict[Any, Any] = {}
-    inputs = lambda atoms: [x if type(x) is Literal else same.get(x, x) for x in atoms]
-    eqns = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "nontraceable":
-            same.update(zip(eqn.outvars, inputs(eqn.invars), strict=True))
-        else:
-            eqns.append(eqn.replace(invars=inputs(eqn.invars)))
-    return jaxpr.replace(eqns=eqns, outvars=inputs(jaxpr.outvars))
+def _dense_inside(site: Site, x: Value) -> Any:
+    """A value as an array with what the value carries."""
+    outside = site.make_denser_until(x, is_enough=is_annotation)
+    (aval,) = avals_of([outside])
+    return _carrying(outside, Var(aval))
 
 
 def batched_handler(site: Site, operands: list[Any]) -> Any:

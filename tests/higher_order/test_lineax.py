@@ -182,6 +182,23 @@ def test_a_solution_has_the_tags_of_its_matrix_and_its_right_side(name, bulk):
         np.testing.assert_allclose(got.array, jnp.linalg.solve(a, b), rtol=1e-8)
 
 
+@pytest.mark.parametrize("name", often(["lu", "cholesky", "svd", "cg", "gmres"], ["lu"]))
+def test_derivatives_of_tagged_solves_are_those_of_lineax(name, bulk):
+    """Also by a matrix without tags, and those that need the transpose of a solve."""
+    a, b = positive(0, 3), normal(1, 3)
+    fn = lambda a, b: (solve(SOLVERS[name](), a, b) ** 2).sum()
+    gradient = jax.grad(fn, (0, 1))
+    want = gradient(a, b), jax.hessian(fn, 1)(a, b)
+    tagged = lambda a, b: forbid(fn)(Tagged(a, "a"), b).array
+    of_one = lambda a, b: forbid(fn)(a, Tagged(b, "b")).array
+    for each in (tagged, of_one):
+        got = jax.grad(each, (0, 1))(a, b), jax.hessian(each, 1)(a, b)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), got, want)
+    inside = forbid(gradient)(Tagged(a, "a"), Tagged(b, "b"))
+    for x, y in zip(inside, want[0], strict=True):
+        np.testing.assert_allclose(x.array, y, rtol=1e-6)
+
+
 def test_a_solution_of_quantities_has_units(bulk):
     a, b = positive(0, 3), normal(1, 3)
     v, w = Unitful(a, "s"), Unitful(b, "m")

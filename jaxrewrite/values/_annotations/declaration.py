@@ -108,6 +108,7 @@ class Annotated(Carrying):
     """
 
     _is_base = True
+    _array_fields = 1
     axes = {"array": "..."}
 
     # An array that is itself a value meets other values as that value.
@@ -240,8 +241,11 @@ def _is_other(x: Any, cls: type[ArrayValue]) -> bool:
 
 
 def _is_around(x: Any, cls: type[ArrayValue]) -> bool:
-    """Whether an operand is an annotation that is outside of those of a class."""
-    return is_annotation(x) and x.outer > cls.outer
+    """Whether an operand is an annotation around one of a class, and is outside of it."""
+    if not is_annotation(x) or isinstance(x, cls) or x.outer <= cls.outer:
+        return False
+    is_of_class = lambda y: isinstance(y, cls)
+    return any(map(is_of_class, jax.tree.leaves(x, is_leaf=is_of_class)))
 
 
 def _register(cls: Any, name: str, apply: Callable[..., Any]) -> None:

@@ -115,6 +115,7 @@ class Interval(Carrying):
     """
 
     outer = 10
+    _array_fields = 2
     _meets_itself = True  # A number is equal to itself, and its square is not negative.
     axes = {"lower": "...", "upper": "..."}
     _ignores_custom_rules = True

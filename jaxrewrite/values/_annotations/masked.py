@@ -114,6 +114,7 @@ class Masked(Carrying):
     """
 
     outer = 20
+    _array_fields = 1
     axes = {"array": "...", "mask": "..."}
     _distributes = False  # Nothing plus nothing is nothing, which zeros would not be.
 

@@ -141,6 +141,16 @@ def test_units_around_names_around_units_have_derivatives_by_custom_rules():
     np.testing.assert_array_equal(jax.grad(total)(v).array.array.array, 2 * jnp.ones(3))
 
 
+class Doubled(jaxrewrite.ArrayValue):
+    """It has another unit, so to say, than what is inside."""
+
+    x: jax.Array
+    axes = {"x": "..."}
+
+    def materialise(self):
+        return 2 * self.x
+
+
 class Within(Annotated):
     """An annotation of a user, inside of all others."""
 
@@ -193,9 +203,66 @@ def test_an_element_of_a_stack_is_put_in_order_when_it_is_taken():
     assert jaxrewrite.same_structure(got, Named(Masked(X, MISSING), ("axis",)))
 
 
-def test_what_is_said_of_one_bound_stays_inside():
-    v = Interval(Tagged(X, "a"), X)
+@pytest.mark.parametrize(
+    "v",
+    [
+        Interval(Tagged(X, "a"), X),
+        Interval(Unitful(X[0], "m"), 2.0),
+        Doubled(Unitful(X, "m")),
+    ],
+    ids=["tags", "units", "no annotation"],
+)
+def test_what_is_said_of_a_part_alone_stays_inside(v):
     assert jaxrewrite.same_structure(transform(lambda x: x)(v), v)
+
+
+def test_bounds_of_two_kinds_of_dtypes_have_their_units_together():
+    """One is a number of Python, whose type is weak."""
+    got = transform(lambda v: 2 * v)(
+        Interval(Unitful(jnp.float32(1), "m"), Unitful(2.0, "m"))
+    )
+    assert (got.units, float(got.array.upper)) == (Units("m"), 4.0)
+
+
+def test_masks_of_truth_values_are_no_arrays():
+    x, y = Masked(Tagged(X > 0, "b"), MISSING), Tagged(X > 1, "a")
+    assert repr(transform(jnp.logical_and)(x, y)) == repr(
+        Tagged(Masked((X > 0) & (X > 1), MISSING), {"a", "b"})
+    )
+
+
+class Under(Masked):
+    """A type of a user that is outside of more than its base class is."""
+
+    outer = 35
+
+
+def test_a_subclass_has_the_rules_of_its_base_class():
+    got = transform(lambda v: v + v, materialise="forbid")(Under(X, MISSING))
+    assert_same(got.filled(0), 2 * Masked(X, MISSING).filled(0))
+
+
+BESIDE = {
+    "solve": (jnp.linalg.solve, lambda x: jnp.diag(1 + x * x)),
+    "convolve": (jnp.convolve, lambda x: x),
+    "multiply": (jnp.multiply, lambda x: x),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_names_without_a_rule_leave_beside_units(name):
+    fn, first = BESIDE[name]
+    v, w = first(X), Unitful(X, "m")
+    named = Named(v, "ab"[: v.ndim])
+    for x, y in ((named, w), (Unitful(v, "m"), Named(X, ("a",)))):
+        got, want = (transform(fn)(*of) for of in ((x, y), (bare(x), bare(y))))
+        got = got.array if isinstance(got, Named) else got
+        assert jaxrewrite.same_structure(got, want)
+        assert_same(got.array, want.array)
+
+
+def bare(x):
+    return x.array if isinstance(x, Named) else x
 
 
 ONCE = {
@@ -428,14 +495,6 @@ def test_numbers_beside_annotations_in_a_stack():
     each = [Unitful(Multiple(jnp.ones((3, 3)), jnp.float32(i)), "") for i in range(4)]
     stack = jaxrewrite.stack(each)
     assert transform(lambda v: (2 * v).sum(), materialise="allow")(stack) == 108
-
-
-class Doubled(jaxrewrite.ArrayValue):
-    x: jax.Array
-    axes = {"x": "..."}
-
-    def materialise(self):
-        return 2 * self.x
 
 
 @pytest.mark.parametrize("carry", [*AROUND.values(), INNER["Masked"]])
