@@ -42,8 +42,10 @@ Refuse = Callable[[str], NoReturn]
 
 def _function(name: str, refuse: Refuse) -> Any:
     module, colon, function = name.partition(":")
-    if not colon or not module or not function:
-        refuse(f"{name!r} is not of the form module:function.")
+    if not colon or not module or not function or module.startswith(".") or "/" in module:
+        refuse(
+            f"{name!r} is not of the form module:function, as in package.module:function."
+        )
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:

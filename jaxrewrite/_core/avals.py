@@ -208,9 +208,7 @@ def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> Sh
         if isinstance(result, cls):
             inside, of_result = rule_children(result)
             if same_treedef(of_result, treedef) and avals_of(inside) == [*avals]:
-                raise TypeError(
-                    f"{cls.__name__}.materialise returned a value of the same structure."
-                )
+                raise TypeError(f"{cls.__name__}.materialise returned such a value again.")
         try:
             dense_avals.extend(avals_of([result]))
         except TypeError as error:

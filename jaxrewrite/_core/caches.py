@@ -87,6 +87,21 @@ def cached(size: int) -> Callable[[_F], _F]:
     return decorate
 
 
+class _Same(weakref.ref[Any]):
+    """A weak reference to an object, equal to others to the very same."""
+
+    def __init__(self, owner: Any, callback: Callable[[Any], Any]):
+        super().__init__(owner, callback)  # type: ignore[call-arg]
+        self._id = id(owner)
+
+    def __hash__(self) -> int:
+        return self._id
+
+    def __eq__(self, other: object) -> bool:
+        is_same = isinstance(other, _Same) and self() is other() is not None
+        return is_same or self is other
+
+
 class WeakCaches:
     """A `BoundedCache` for each of some objects, dropped with the object."""
 
@@ -95,6 +110,7 @@ class WeakCaches:
         self._caches: weakref.WeakKeyDictionary[Any, BoundedCache] = (
             weakref.WeakKeyDictionary()
         )
+        self._of_same: dict[_Same, BoundedCache] = {}
         # The caches with entries: most objects that have a cache outlive its entries.
         self._filled: weakref.WeakSet[BoundedCache] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -109,6 +125,12 @@ class WeakCaches:
                 return self._caches.setdefault(
                     owner, BoundedCache(self._size, self._filled)
                 )
+
+    def of_same(self, owner: Any) -> BoundedCache:
+        """Return the cache of ``owner`` itself, and not of an equal one."""
+        with self._lock:
+            key = _Same(owner, self._of_same.pop)
+            return self._of_same.setdefault(key, BoundedCache(self._size, self._filled))
 
     def clear(self) -> None:
         # The caches are emptied and not dropped, because whoever holds the cache of a live

@@ -38,10 +38,9 @@ def is_never(x: Any) -> bool:
     return False
 
 
+# Adds the equations of a function of leaves, and returns its results.
 CallOnLeaves: TypeAlias = Callable[[Callable[..., list[Any]], list[Any]], list[Any]]
-"""Adds the equations of a function of leaves, and returns its results."""
-
-# The functions that give values a normal form, where they enter a program or a rule returns them.
+# Give values a normal form, where they enter a program or a rule returns them.
 forms: list[Callable[[Value, CallOnLeaves], Operand]] = []
 
 

@@ -26,7 +26,7 @@ from .._patterns.index import forms_of
 from .._patterns.outline import PATTERNS, pattern_p
 from .._patterns.pattern import Pattern
 from .._patterns.rules import patterns_of
-from .._signatures import completed, known
+from .._signatures import checked, known
 from .explain import concerns, explain, info_of, info_of_default, missing_rule
 from .report import MadeDense, RuleInfo
 from .text import table
@@ -382,7 +382,7 @@ def _why_later(rule: Rule, tied: Set[Any]) -> str:
 
 
 def _by_operands(primitive: Primitive, operands: Sequence[Any], params: Any) -> Which:
-    complete = completed(primitive, params)
+    complete = checked(primitive, params)
 
     def apply(*xs: Any) -> Any:
         return primitive.bind(*xs, **primitive.get_bind_params(complete))

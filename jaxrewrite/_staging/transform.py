@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import pickle
 import sys
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import (
     Any,
@@ -168,10 +168,16 @@ def check_function(fn: Callable[..., Any]) -> None:
     """Raise `TypeError` unless a call of ``fn`` runs its body."""
     if not callable(fn):
         raise TypeError(f"transform takes a function, not a {type(fn).__name__}.")
-    code = getattr(inspect.unwrap(fn), "__code__", None)
+    called = inspect.unwrap(fn)
+    while isinstance(called, functools.partial):
+        called = inspect.unwrap(called.func)
+    if not hasattr(called, "__code__") and not isinstance(called, type):
+        called = type(called).__call__  # An object with a method for calls.
+    code = getattr(called, "__code__", None)
     if code is not None and code.co_flags & _RUNS_LATER:
+        name = type(fn).__name__ if code.co_name == "__call__" else code.co_name
         raise TypeError(
-            f"transform can't take {code.co_name}, a generator or coroutine function, "
+            f"transform can't take {name}, a generator or coroutine function, "
             "because a call of it does not run its body. Return a list, or transform what "
             "the body calls."
         )
@@ -472,6 +478,12 @@ class Transformed(Generic[_P, _R]):
         # If the module of the function has this transform under its name, pickle the name.
         if _named(self._fn) is self:
             return self._fn.__qualname__
+        if self._rules:
+            raise pickle.PicklingError(
+                f"transform({getattr(self._fn, '__name__', self._fn)}, rules=...) has tables of rules, "
+                "which can't be pickled. Give it a name in its module, or pickle the function and "
+                "transform it where it is loaded."
+            )
         return _transformed, (self._fn, self._filter_spec, self._rules, self._policy)
 
     def _staged(
@@ -554,15 +566,14 @@ def _program_cache(fn: Callable[..., Any], fn_tree: Tree) -> tuple[BoundedCache,
     those of a method are kept with its object. Those of a callable pytree are kept with its
     class, because its leaves are arguments of the program.
     """
-    owner: Any = fn
-    tag = None
-    if fn_tree is not None:
-        owner = type(fn)
-    elif inspect.ismethod(fn):
-        owner, tag = fn.__self__, fn.__func__
+    owner: Any = fn if fn_tree is None else type(fn)
+    tag, cache_of = None, _programs.of
+    if inspect.ismethod(owner):
+        # The methods of equal objects may differ, as for `jax.jit`.
+        owner, tag, cache_of = owner.__self__, owner.__func__, _programs.of_same
     try:
-        weakref.ref(owner)
-        return _programs.of(owner), tag
+        hash(owner)
+        return cache_of(owner), tag
     except TypeError:  # The owner is not hashable or not weakly referable.
         return BoundedCache(1024), tag
 

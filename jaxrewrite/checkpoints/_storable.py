@@ -20,6 +20,9 @@ _T = TypeVar("_T")
 # The name of the entry that says what the others were.
 ABOUT = "jaxrewrite"
 
+# Names that are no array's, in this format or in that of safetensors.
+_KEPT = (ABOUT, "__metadata__")
+
 # Files of another version are refused.
 VERSION = 1
 
@@ -192,10 +195,10 @@ def _leaves(tree: Any) -> dict[str, Any]:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if is_array(leaf):
             name = _name(path)
-            if name in by_path or name == ABOUT:
+            if name in by_path or name in _KEPT:
                 raise ValueError(
-                    f"to_storable: the name {name!r} belongs to another array, too. Rename a "
-                    "key of the pytree."
+                    f"to_storable: the name {name!r} belongs to another array, or to what a file "
+                    "says of itself. Rename a key of the pytree."
                 )
             by_path[name] = leaf
     return by_path

@@ -45,6 +45,8 @@ def programs_on_two(v: Any, w: Any) -> dict[str, Program]:
     if v.shape:
         join = lambda *xs: lax.concatenate(xs, 0)
         named.append(of("concatenate", join, v, w, how="of two"))
+        by_first = lambda v, w: lax.sort((v, w), dimension=0, num_keys=1)
+        named.append(of("sort", by_first, v, w, how="of two"))
         last = len(v.shape) - 1
         named.append(of("dot_general", _contracting(last, last), v, w, how="of two"))
         if v.shape[-1] == v.shape[-2:][0]:

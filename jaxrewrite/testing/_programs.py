@@ -199,7 +199,11 @@ def _along_axes(v: Any) -> Iterator[Named]:
         for axis in axes:
             how = f"along axis {axis}"
             if name in ("argmax", "argmin"):
-                yield of(name, with_params(fn, axis=axis, index_dtype="int8"), v, how=how)
+                for dtype in ("int8", "int32") if axis == 0 else ("int8",):
+                    as_dtype = how if dtype == "int8" else f"{how} as {dtype}"
+                    yield of(
+                        name, with_params(fn, axis=axis, index_dtype=dtype), v, how=as_dtype
+                    )
             else:
                 yield of(name, with_params(fn, axes=(axis,)), v, how=how)
         if name not in ("argmax", "argmin"):

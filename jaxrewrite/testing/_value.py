@@ -243,7 +243,8 @@ def _has_mode(program: Program, mode: str) -> bool:
 
 def _note(check: str, outcome: Outcome, selection: _Selection, findings: Findings) -> None:
     if isinstance(outcome.error, selection.refusals):
-        outcome = outcome._replace(is_skipped=True)
+        why = f"{type(outcome.error).__name__}: {outcome.error}"
+        outcome = outcome._replace(is_skipped=True, why=why)
     note(findings, check, outcome, _reproduce(check))
 
 

@@ -201,6 +201,9 @@ def test_damaged_and_foreign_arrays_are_refused():
 def test_leaves_that_have_no_name_of_their_own_are_refused():
     with pytest.raises(ValueError, match="'a/b' belongs to another"):
         to_storable({"a/b": np.ones(1), "a": {"b": np.ones(1)}})
+    for name in ("jaxrewrite", "__metadata__"):
+        with pytest.raises(ValueError, match="what a file says of itself"):
+            to_storable({name: np.ones(1)})
 
 
 def test_what_has_no_plain_form_is_refused():

@@ -1,5 +1,6 @@
 """Programs are staged once, and are kept only as long as they are right and needed."""
 
+import dataclasses
 import gc
 import threading
 import weakref
@@ -208,6 +209,25 @@ def test_methods_are_kept_with_their_objects():
     del model
     gc.collect()
     assert ref() is None
+
+
+def test_methods_of_equal_objects_have_programs_of_their_own():
+    @dataclasses.dataclass(frozen=True)
+    class Layer:
+        scale: float = dataclasses.field(compare=False)
+
+        def apply(self, v):
+            return v * self.scale
+
+    twice, fivefold = Layer(2.0), Layer(5.0)
+    assert twice == fivefold
+    for layer in (twice, fivefold, twice):
+        got = transform(layer.apply)(Doubled(X))
+        np.testing.assert_allclose(got, X * 2 * layer.scale)
+    refs = weakref.ref(twice), weakref.ref(fivefold)
+    del twice, fivefold, layer
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]
 
 
 def test_unhashable_static_arguments_are_staged_each_time():

@@ -563,11 +563,29 @@ async def waits(x):
     return x
 
 
-@pytest.mark.parametrize("fn", [makes, waits])
-def test_functions_that_do_not_return_are_refused_at_once(fn):
-    with pytest.raises(
-        TypeError, match=f"can't take {fn.__name__}, a generator or coroutine"
-    ):
+class Makes:
+    def __call__(self, x):
+        yield x
+
+
+class Waits:
+    async def __call__(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        (makes, "makes"),
+        (waits, "waits"),
+        (functools.partial(makes), "makes"),
+        (functools.partial(functools.partial(waits)), "waits"),
+        (Makes(), "Makes"),
+        (Waits(), "Waits"),
+    ],
+)
+def test_functions_that_do_not_return_are_refused_at_once(fn, name):
+    with pytest.raises(TypeError, match=f"can't take {name}, a generator or coroutine"):
         transform(fn)
 
 
@@ -666,6 +684,10 @@ def test_copies_and_pickles_are_those_of_the_function():
         np.testing.assert_allclose(of(decorated)(X), 3 * X)
     with pytest.raises(jaxrewrite.MaterialisationError):
         again(transform(negated, materialise="forbid"))(Plain(X))
+    with pytest.raises(
+        pickle.PicklingError, match=r"transform\(doubled, rules=...\) has tables"
+    ):
+        again(transform(doubled, rules=jaxrewrite.Rules()))
 
 
 def test_a_wrong_number_of_operands_names_the_primitive_and_the_types():

@@ -796,3 +796,13 @@ def still_softplus(v):
 @a_rule("a static argument", "median with axis=0 jit", jnp.median, value=numbers((3, 3)))
 def median_of_rows(v, *, axis: int | None):
     return jnp.median(v.x, None if axis is None else 1)
+
+
+@a_rule("several operands", "sort of two (numbers in another order) jit", "sort")
+def sorted_apart(*vs, dimension, is_stable, num_keys):
+    return [jnp.sort(v.x, dimension) for v in vs]
+
+
+@a_rule("the dtype of an index", "argmax along axis 0 as int32 jit", "argmax")
+def index_of_one_dtype(v, *, axes, index_dtype):
+    return lax.argmax(v.x, axes[0], jnp.int8)
