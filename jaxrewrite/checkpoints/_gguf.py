@@ -15,6 +15,8 @@ import numpy as np
 
 from jaxrewrite.values import GGUF
 
+from ._leaves import as_array
+
 
 def load_gguf(path: str | os.PathLike[str], *, dtype: Any = "float32") -> GGUFTensors:
     """The tensors of a GGUF file, the weights of llama.cpp.
@@ -48,7 +50,8 @@ def load_gguf(path: str | os.PathLike[str], *, dtype: Any = "float32") -> GGUFTe
         If there is no such file.
     ValueError
         If it is no whole GGUF file, is of another version or byte order, or has a tensor of a
-        type that is not known, or of a shape that its type cannot have.
+        type that is not known, or of a shape that its type cannot have. Where a tensor is looked
+        up, if it has integers of more than 32 bits and JAX has none.
 
     Examples
     --------
@@ -91,7 +94,7 @@ class GGUFTensors(Mapping[str, Any]):
         data = self._data[tensor.start : tensor.start + tensor.size]
         if tensor.kind in _DTYPES:
             stored = data.view(_DTYPES[tensor.kind])
-            return jnp.asarray(stored.reshape(tensor.shape))
+            return as_array(stored.reshape(tensor.shape), name)
         return GGUF.from_bytes(
             data.reshape(*tensor.shape[:-1], -1), tensor.kind, self._dtype
         )

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from . import _compressed_tensors, _hf_methods
 from ._hf_methods import Method
+from ._leaves import as_array
 from ._safetensors import Stored, files_of, table_in, tensors_of
 
 
@@ -164,7 +165,7 @@ def _weights(
             used |= {part.name for part in parts.values()}
             made[name] = functools.partial(_made, method, about, parts, dtype)
     arrays = {name: tensor for name, tensor in stored.items() if name not in used}
-    return made | {name: functools.partial(_array, x) for name, x in arrays.items()}
+    return made | {name: functools.partial(_array, x, name) for name, x in arrays.items()}
 
 
 def _methods(file: pathlib.Path, config: Mapping[str, Any]) -> Sequence[Method]:
@@ -187,5 +188,5 @@ def _made(method: Method, about: Any, parts: Mapping[str, Stored], dtype: Any) -
     return method.make(about, {key: part.array() for key, part in parts.items()}, dtype)
 
 
-def _array(tensor: Stored) -> jax.Array:
-    return jnp.asarray(tensor.array())
+def _array(tensor: Stored, name: str) -> jax.Array:
+    return as_array(tensor.array(), name)

@@ -205,3 +205,14 @@ def _unpacked(xp: ModuleType, x: Any, bits: int, shape: tuple[int, ...]) -> Any:
 
 def _shifts(bits: int) -> np.ndarray:
     return np.arange(0, 8, bits, dtype=np.uint8)
+
+
+def as_array(stored: np.ndarray, name: str) -> jax.Array:
+    """A tensor of a file as an array of JAX; `ValueError` for integers that it would cut to 32 bits."""
+    array = jnp.asarray(stored)
+    if jnp.issubdtype(stored.dtype, jnp.integer) and not np.array_equal(array, stored):
+        raise ValueError(
+            f"{name!r} has numbers of {stored.dtype} that do not fit {array.dtype}. Load it with "
+            "jax.config.update('jax_enable_x64', True)."
+        )
+    return array

@@ -3,6 +3,7 @@
 import struct
 
 import gguf
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -60,6 +61,24 @@ def test_tensors_are_those_that_gguf_reads(tmp_path):
     dtypes = {name: tensors[name].dtype.name for name in ("norm", "half", "brain", "ints")}
     assert list(dtypes.values()) == ["float32", "float16", "bfloat16", "int32"]
     assert f"{len(theirs)} tensors" in repr(tensors)
+
+
+def test_integers_are_not_cut_to_32_bits(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("small", np.arange(4))
+    writer.add_tensor("large", np.array([1, 2**40]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tensors = load_gguf(tmp_path / "model.gguf")
+    np.testing.assert_array_equal(tensors["small"], np.arange(4))
+    with pytest.raises(
+        ValueError, match="'large' has numbers of int64 that do not fit int32"
+    ):
+        tensors["large"]
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(tensors["large"], [1, 2**40])
 
 
 def test_metadata(tmp_path):
