@@ -210,6 +210,10 @@ def fits(site: Site, structure: Structure, joined: Structure) -> bool:
 _DIFFERS = Reason(
     "{cls} can't keep one structure through primitive {primitive!r}", method="join"
 )
+_BESIDE_AN_ARRAY = _DIFFERS._replace(
+    remedy="Another turn or branch has an array in its place: see jaxrewrite.explain. Let that be a "
+    "{cls}, too, or make this one dense before"
+)
 
 
 def coerce(site: Site, operand: Operand, structure: Structure) -> Operand | None:
@@ -232,7 +236,9 @@ def coerce(site: Site, operand: Operand, structure: Structure) -> Operand | None
             # Its ``materialise`` says what it is where nothing else tells: here an array does.
             array = _through_types(site, operand, like)
             operand = operand if array is None else array
-        return _placed(site, site.vary(site.materialise(operand, _DIFFERS), like), like)
+        has_join = is_value(operand) and type(operand).join is not Value.join
+        dense = site.materialise(operand, _BESIDE_AN_ARRAY if has_join else _DIFFERS)
+        return _placed(site, site.vary(dense, like), like)
     if is_around_annotation(operand) and is_annotation(like):
         return coerce(site, site.materialise(operand, _DIFFERS, is_annotation), structure)
     parts_of: Any = rule_children

@@ -309,7 +309,8 @@ def same_units(subject: str, operands: Sequence[Any]) -> Units:
         elif NO_UNITS in units:
             hint = (
                 " Give units to the numbers without any, as in Unitful(1.0, "
-                f"{str(next(filter(None, units)))!r}), or divide the others by a unit."
+                f"{str(next(filter(None, units)))!r}), and pass them as arguments; or divide the "
+                "others by a unit."
             )
         raise UnitsError(
             f"{subject} needs operands of equal units; got {' and '.join(map(str, units))}.{hint}"

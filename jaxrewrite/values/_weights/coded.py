@@ -243,8 +243,9 @@ def block_sizes(cls: str, shape: Sequence[int], block: Any) -> tuple[int, ...]:
     if any(b != n and (b < 1 or n % b) for b, n in zip(sizes, shape, strict=True)):
         raise ValueError(
             f"{cls}: `block` {sizes} does not divide the shape {tuple(shape)} into "
-            "whole blocks. Give `block` a number for each axis, or None for a whole axis. With "
-            "such numbers, jaxrewrite.values.quantise makes the last block of an axis shorter."
+            "whole blocks. Call jaxrewrite.values.quantise with axes=weight_axes(fn, params, x), which "
+            "finds the axes that products sum; or give `block` a number for each axis, or None for a "
+            "whole axis, with which quantise makes the last block of an axis shorter."
         )
     return sizes
 

@@ -259,7 +259,7 @@ def test_the_error_names_the_units_and_what_to_do():
         jaxrewrite.transform(lambda x: x + 1e-6)(X)
     assert str(caught.value).startswith(
         "add needs operands of equal units; got m and 1. Give units to the numbers without "
-        "any, as in Unitful(1.0, 'm'), or divide the others by a unit."
+        "any, as in Unitful(1.0, 'm'), and pass them as arguments; or divide the others by a unit."
     )
 
 

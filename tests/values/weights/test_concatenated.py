@@ -147,7 +147,7 @@ def test_blocks_that_divide_make_no_parts():
 )
 def test_a_format_itself_has_blocks_of_one_size_and_says_what_has_not(make):
     with pytest.raises(
-        ValueError, match=r"jaxrewrite\.values\.quantise makes the last block"
+        ValueError, match=r"jaxrewrite\.values\.quantise .* makes the last block"
     ):
         make(normal(100, 3))
 
