@@ -9,7 +9,6 @@ or the last carry of a loop (`select_if_vmap`) is made leaf by leaf.
 
 from __future__ import annotations
 
-import functools
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,29 +17,31 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
-from .. import _compat
 from .._analyses.adopting import FOR_ANY_UNITS
 from .._analyses.written import UNKNOWN, Fact, Kind, any_of, transfer
 from .._compat import JaxprEqn, Primitive, Var
-from .._core.avals import avals_of, children, is_annotation, values_inside
+from .._core.avals import avals_of
 from .._core.rewrite import handlers
 from .._core.settings import Settings
 from .._core.site import Site
-from .._core.value import Value, is_value
+from .._core.value import is_value
 from .._handlers.stacking import elements_like
 from .._joins.join import coerce, together
+from .annotated import by_equations, carrying, with_defaults, without
 from .buffers import set_handler, sets_an_item
 
 
 def solve_handler(site: Site, operands: list[Any]) -> Any:
     """A solve of an operator that has values in it is the same primitive on their leaves."""
-    if not any(map(is_value, operands)):
+    if not any(map(is_value, operands)) or not _is_solve(site.primitive, site.params):
         return NotImplemented
-    bare = list(map(_bare, operands))
-    if any(map(operator.is_not, bare, operands)) and not any(map(_is_annotated, bare)):
-        carried = _by_equations(site.scratch(), operands)
-        numbers = site.builder.apply(site, bare)
-        return list(map(_carrying, carried, numbers))
+    operands = [with_defaults(site, x) for x in operands]
+    bare = list(map(without, operands))
+    if any(map(operator.is_not, bare, operands)):
+        carried = by_equations(site, operands)
+        return list(map(carrying, carried, site.builder.apply(site, bare)))
+    if not any(map(is_value, operands)):
+        return site.builder.apply(site, operands)
     settings = site.settings._replace(recorder=None)
 
     def is_stack(x: Any, depth: int) -> bool:
@@ -59,52 +60,10 @@ def solve_handler(site: Site, operands: list[Any]) -> Any:
     return site.call_on_arrays(on_leaves, leaves)
 
 
-def _is_annotated(x: Any) -> bool:
-    return is_value(x) and any(map(is_annotation, (x, *values_inside(x))))
-
-
-def _bare(x: Any) -> Any:
-    """An operand without units, names and tags: the array has the same numbers without them."""
-    if not is_value(x):
-        return x
-    parts, treedef = children(x)
-    without = list(map(_bare, parts))
-    if _is_around_one_array(x):
-        return without[0]
-    return (
-        tree_unflatten(treedef, without) if any(map(operator.is_not, without, parts)) else x
-    )
-
-
-def _is_around_one_array(x: Any) -> bool:
-    return x._array_fields == 1 == len(children(x)[0])
-
-
-def _carrying(like: Any, number: Any) -> Any:
-    """Numbers with what another operand carries."""
-    if not is_value(like) or not _is_around_one_array(like):
-        return number
-    (inside,), treedef = children(like)
-    return tree_unflatten(treedef, [_carrying(inside, number)])
-
-
-def _by_equations(site: Site, operands: Sequence[Any]) -> Any:
-    """The results of the equations that a solver consists of, whose rules know what these carry.
-
-    The derivatives of these equations are not those of the solution.
-    """
-    dense = [_dense_inside(site, x) if is_value(x) else x for x in operands]
-    fn = functools.partial(site.primitive.impl, **site.params)
-    debug_info = _compat.new_debug_info(site.primitive.name, fn)
-    jaxpr, consts = _compat.trace_program(fn, avals_of(dense), debug_info)
-    return site.inline(jaxpr, [*site.builder.constants(jaxpr, consts), *dense])
-
-
-def _dense_inside(site: Site, x: Value) -> Any:
-    """A value as an array with what the value carries."""
-    outside = site.make_denser_until(x, is_enough=is_annotation)
-    (aval,) = avals_of([outside])
-    return _carrying(outside, Var(aval))
+def _is_solve(primitive: Primitive, params: Mapping[str, Any]) -> bool:
+    if primitive.name == "vprim":
+        return _is_solve(params["prim"], dict(params["params"]))
+    return primitive.name == "linear_solve" and params.get("treedef") is not None
 
 
 def batched_handler(site: Site, operands: list[Any]) -> Any:
@@ -145,15 +104,13 @@ def _solve(
     is_stack: Callable[[Any, int], bool],
     depths: Sequence[int],
 ) -> Callable[..., list[Any]] | None:
-    """A function of operands like these, or ``None`` if this is no solve that can be batched.
+    """A solve of operands like these, or ``None`` if a value among them has no such batch.
 
     ``is_stack`` tells whether the leaves of a value have so many batch axes in front, and
     ``depths`` how many each operand has had so far.
     """
-    if primitive.name == "linear_solve" and params.get("treedef") is not None:
+    if primitive.name == "linear_solve":
         return lambda *operands: _on_values(primitive, params, settings, operands)
-    if primitive.name != "vprim":
-        return None
     axes, size = params["__batch_axes"], params["__axis_size"]
     depths = [n + (axis is not None) for n, axis in zip(depths, axes, strict=True)]
     for x, axis, depth in zip(operands, axes, depths, strict=True):

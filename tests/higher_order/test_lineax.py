@@ -8,11 +8,13 @@ from choose import often
 
 import jaxrewrite
 from jaxrewrite.values import (
+    Annotated,
     BlockDiagonal,
     Circulant,
     Diagonal,
     Kronecker,
     LowRank,
+    Named,
     Scaled,
     Symmetric,
     Tagged,
@@ -197,6 +199,50 @@ def test_derivatives_of_tagged_solves_are_those_of_lineax(name, bulk):
     inside = forbid(gradient)(Tagged(a, "a"), Tagged(b, "b"))
     for x, y in zip(inside, want[0], strict=True):
         np.testing.assert_allclose(x.array, y, rtol=1e-6)
+
+
+class Kept(Annotated):
+    """An annotation of a user, which each result has."""
+
+    array: jax.Array
+    outer = 5
+
+    def join(self, other):
+        return self, other if isinstance(other, Kept) else Kept(other)
+
+    @staticmethod
+    def default(primitive, xs, params):
+        inside = [x.array if isinstance(x, Kept) else x for x in xs]
+        results = jaxrewrite.bind(primitive, *inside, **params)
+        return list(map(Kept, results)) if primitive.multiple_results else Kept(results)
+
+
+class Lost(Annotated):
+    """One that says nothing of results."""
+
+    array: jax.Array
+    outer = 60
+
+
+@pytest.mark.parametrize("name", often(["lu", "cg"], ["cg"]))
+def test_a_solution_has_what_says_so_of_any_equation(name, bulk):
+    """Names do not: an iteration would add a vector of rows to one of columns."""
+    a, b = positive(0, 3), normal(1, 3)
+    fn = lambda a, b: solve(SOLVERS[name](), a, b)
+    want = fn(a, b)
+    allow = jaxrewrite.transform(fn, materialise="allow")
+    named = Named(a, ("row", "column"))
+    for v, w in ((named, b), (named, Named(b, ("other",))), (a, Lost(b))):
+        np.testing.assert_allclose(allow(v, w), want, rtol=1e-8)
+    for v in (Tagged(named, "a"), Named(Tagged(a, "a"), ("row", "column"))):
+        got = allow(v, b)
+        assert isinstance(got, Tagged)
+        np.testing.assert_allclose(got.array, want, rtol=1e-8)
+    got = forbid(fn)(a, Kept(b))
+    assert isinstance(got, Kept)
+    np.testing.assert_allclose(got.array, want, rtol=1e-8)
+    with pytest.raises(jaxrewrite.MaterialisationError, match="'linear_solve' on Lost"):
+        forbid(fn)(a, Lost(b))
 
 
 def test_a_solution_of_quantities_has_units(bulk):

@@ -568,7 +568,7 @@ def test_a_carry_that_another_turn_makes_an_array_says_so():
     fn = lambda v, x: lax.scan(lambda c, _: (c + x, None), v, length=3)[0]
     said = "Diagonal can't keep one structure .* Another turn or branch has an array in its place"
     with pytest.raises(jaxrewrite.MaterialisationError, match=said):
-        transform(fn, materialise="forbid")(Diagonal(jnp.ones(3)), jnp.eye(3))
+        transform(fn, materialise="forbid")(values.Diagonal(jnp.ones(3)), jnp.eye(3))
 
 
 def test_each_program_says_what_becomes_dense_in_it():
