@@ -50,7 +50,7 @@ class Decision(NamedTuple):
         (decides,) = results
         while is_value(decides) and decides.materialise_policy == "allow":
             parts, _ = children(decides)
-            if len(parts) != decides._array_fields or len(parts) != 1:
+            if not decides._array_fields == 1 == len(parts):
                 break
             (decides,) = parts
         return [site.materialise(decides, _DECIDES)]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxrewrite
-from jaxrewrite.values import Interval, Masked, Named, Tagged
+from jaxrewrite.values import Annotated, Interval, Masked
 
 from . import numpy_run, oracle
 from .oracle import Verdict, dense, is_value
@@ -122,7 +122,7 @@ def judge_bounds(program: Any, call: Any) -> Verdict:
             x = oracle.wide(x)
             tolerance = max(coarsest, _tolerance(bound))
             there = np.ones(x.shape, bool)
-            while isinstance(bound, Named | Tagged | Masked):
+            while isinstance(bound, Annotated | Masked):
                 there = there & _there(bound)
                 bound = bound.array
             if isinstance(bound, Interval):

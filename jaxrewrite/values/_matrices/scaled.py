@@ -365,9 +365,8 @@ def _(v: Sum, divisor: Array, **params: Any) -> Any:
 @register("abs", "square", "integer_pow", "conj")
 def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
     """Each of these functions maps a product of two numbers to the product of its results."""
-    wraps = primitive.name == "abs" and not inexact(
-        v
-    )  # A product of integers, and its sign.
+    # A product of integers may wrap, and has another sign then.
+    wraps = primitive.name == "abs" and not inexact(v)
     if wraps or jnp.ndim(v.number):
         product = _on_products(primitive, v, **params)
         if wraps or product is not NotImplemented:
