@@ -107,9 +107,7 @@ class WeakCaches:
 
     def __init__(self, size: int):
         self._size = size
-        self._caches: weakref.WeakKeyDictionary[Any, BoundedCache] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._caches = weakref.WeakKeyDictionary[Any, BoundedCache]()
         self._of_same: dict[_Same, BoundedCache] = {}
         # The caches with entries: most objects that have a cache outlive its entries.
         self._filled: weakref.WeakSet[BoundedCache] = weakref.WeakSet()
@@ -128,9 +126,11 @@ class WeakCaches:
 
     def of_same(self, owner: Any) -> BoundedCache:
         """Return the cache of ``owner`` itself, and not of an equal one."""
+        key = _Same(owner, self._of_same.pop)
         with self._lock:
-            key = _Same(owner, self._of_same.pop)
-            return self._of_same.setdefault(key, BoundedCache(self._size, self._filled))
+            if key not in self._of_same:
+                self._of_same[key] = BoundedCache(self._size, self._filled)
+            return self._of_same[key]
 
     def clear(self) -> None:
         # The caches are emptied and not dropped, because whoever holds the cache of a live

@@ -78,4 +78,9 @@ def _is_outside(y: Any, x: Value) -> bool:
     return not isinstance(y, type(x)) and not isinstance(x, type(y))
 
 
+def is_around_one_array(x: Value) -> bool:
+    """Whether it is one array, and what that carries as metadata."""
+    return x._array_fields == 1 == len(children(x)[0])
+
+
 forms.append(in_order)

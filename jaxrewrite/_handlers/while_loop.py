@@ -20,10 +20,11 @@ from .._core.builder import Rewritten
 from .._core.dense import Reason
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import Operand, Results, is_value
+from .._core.value import Operand, Results, Value, is_value
 from .._joins.join import Structure
 from .adapters import Coerce
 from .carry import body_inputs, fixed_point
+from .nesting import is_around_one_array
 from .stacking import batch, elements_like, on_vars
 
 
@@ -48,12 +49,13 @@ class Decision(NamedTuple):
 
     def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
         (decides,) = results
-        while is_value(decides) and decides.materialise_policy == "allow":
-            parts, _ = children(decides)
-            if not decides._array_fields == 1 == len(parts):
-                break
-            (decides,) = parts
+        while is_value(decides) and _may_be_lost(decides):
+            (decides,), _ = children(decides)
         return [site.materialise(decides, _DECIDES)]
+
+
+def _may_be_lost(x: Value) -> bool:
+    return x.materialise_policy == "allow" and is_around_one_array(x)
 
 
 def while_handler(site: Site, operands: list[Operand]) -> Results:

@@ -20,6 +20,7 @@ from .._core.rewrite import new_rewriter
 from .._core.site import Site
 from .._core.traces import Rewriting
 from .._core.value import Value, is_value
+from .._handlers.nesting import is_around_one_array
 
 
 def with_defaults(site: Site, x: Any) -> Any:
@@ -32,7 +33,7 @@ def with_defaults(site: Site, x: Any) -> Any:
         x = tree_unflatten(treedef, within)
     if not is_annotation(x) or type(x).default is not Value.default:
         return x
-    if x.materialise_policy == "allow" and _is_around_one_array(x):
+    if x.materialise_policy == "allow" and is_around_one_array(x):
         return children(x)[0][0]
     return site.materialise(x, is_enough=functools.partial(operator.is_not, x))
 
@@ -49,19 +50,15 @@ def without(x: Any) -> Any:
         return x
     parts, treedef = children(x)
     within = list(map(without, parts))
-    if _is_around_one_array(x):
+    if is_around_one_array(x):
         return within[0]
     is_changed = any(map(operator.is_not, within, parts))
     return tree_unflatten(treedef, within) if is_changed else x
 
 
-def _is_around_one_array(x: Any) -> bool:
-    return x._array_fields == 1 == len(children(x)[0])
-
-
 def carrying(like: Any, number: Any) -> Any:
     """Numbers with what another operand carries."""
-    if not is_value(like) or not _is_around_one_array(like):
+    if not is_value(like) or not is_around_one_array(like):
         return number
     (inside,), treedef = children(like)
     return tree_unflatten(treedef, [carrying(inside, number)])

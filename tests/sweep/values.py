@@ -447,19 +447,16 @@ def _(s, dtype, n, m, batch, inner=None):
     return f"OwnSource({inside(s, dtype, n, m, batch, inner)}, {s.choice('ab')!r})"
 
 
-@a_type("OwnAround", dtypes=ANY, holds=True)
-def _(s, dtype, n, m, batch, inner=None):
-    return f"OwnAround({inside(s, dtype, n, m, batch, inner)})"
+def around(name):
+    """A type of a user that holds an array alone."""
+
+    @a_type(name, dtypes=ANY, holds=True)
+    def _(s, dtype, n, m, batch, inner=None):
+        return f"{name}({inside(s, dtype, n, m, batch, inner)})"
 
 
-@a_type("OwnDefault", dtypes=ANY, holds=True)
-def _(s, dtype, n, m, batch, inner=None):
-    return f"OwnDefault({inside(s, dtype, n, m, batch, inner)})"
-
-
-@a_type("OwnWithin", dtypes=ANY, holds=True)
-def _(s, dtype, n, m, batch, inner=None):
-    return f"OwnWithin({inside(s, dtype, n, m, batch, inner)})"
+for name in ("OwnAround", "OwnDefault", "OwnWithin"):
+    around(name)
 
 
 @a_type("OwnSquare", dtypes=INEXACT)

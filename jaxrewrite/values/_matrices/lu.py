@@ -52,8 +52,9 @@ class Factor(Structured):
     # No user makes one, so none registers a rule for it.
     _remedies = _InAll(
         "It stands for a factor of a matrix that can be solved without its factors, and stays as it "
-        "is in solves alone. Solve with the matrix itself, as in jnp.linalg.solve(matrix, b). The "
-        "logarithm of its determinant is estimated by jaxrewrite.values.stochastic_logdet"
+        "is in solves alone. Solve with the matrix itself, as in jnp.linalg.solve(matrix, b). If it "
+        "is positive definite, jaxrewrite.values.stochastic_logdet estimates the logarithm of its "
+        "determinant"
     )
 
     def sliceable(self) -> Any:
