@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     progress = Progress()
     results: list[suite.Measurement] = []
     start = machine.read()
-    warned = False
+    environments: dict[str, dict[str, str]] = {}
     for part in parts:
         before = machine.read()
         try:
@@ -117,14 +117,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results += measured
         progress.clear()
         warning = machine.warning(start, before, machine.read())
-        warned = warned or bool(warning)
+        environments[part.name] = suite.environment(start.load, bool(warning))
         if warning:
             print(warning)
         print(f"{report.text(part, measured)}\n", flush=True)
     progress.done()
-    versions = suite.environment(start.load)
-    if warned:
-        versions["machine"] = "busy"
+    versions = suite.environment(
+        start.load, any("machine" in measured for measured in environments.values())
+    )
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
     if not given.parts and not given.full:
         print(f"More: python -m bench {' '.join(name for name in PARTS if name != MAIN)}")
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_all and (drawn := plots.overview(parts, results, given.plots)):
             figures[""] = [drawn]
     if given.page:
-        page.write(given.page, parts, results, versions, figures, given.plots)
+        page.write(given.page, parts, results, environments, figures, given.plots)
     return 0
 
 

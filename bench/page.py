@@ -21,7 +21,7 @@ which the variants take turns in changing order, and the results of all variants
 .. image:: {overview}
    :alt: Each measured figure as a share of the baseline
 
-Measured with {environment}. ``python -m bench`` answers the main question on your own machine within a minute;
+Each page says what it was measured with. ``python -m bench`` answers the main question on your own machine within a minute;
 ``python -m bench --full --plots docs/figures --page docs/performance.rst`` writes these pages.
 
 """
@@ -29,7 +29,7 @@ Measured with {environment}. ``python -m bench`` answers the main question on yo
 TABLE = """\
 The spread is half the interquartile range divided by the median; the table shows the largest of the variants. Figures without a
 spread are exact. *Target* is the goal of the project, and *missed* means that the figure does not reach it yet.
-
+Measured with {environment}.
 """
 
 
@@ -37,21 +37,21 @@ def write(
     file: str,
     parts: Sequence[Part],
     results: Sequence[Measurement],
-    environment: Mapping[str, str],
+    environments: Mapping[str, Mapping[str, str]],
     figures: Mapping[str, Sequence[str]],
     folder: str | None,
 ) -> None:
     """Write the page of findings, and beside it a page with the tables of each part.
 
-    ``figures`` are the files of each part in ``folder``, and under the name ``""`` that of all. Of
+    ``environments`` are the versions and the processor of each part, by its name. ``figures`` are
+    the files of each part in ``folder``, and under the name ``""`` that of all. Of
     few parts only the findings and the tables change, where the page is there already.
     """
     home = os.path.dirname(file) or "."
     tables = os.path.join(home, "measurements")
     os.makedirs(tables, exist_ok=True)
-    versions = ", ".join(f"{name} {version}" for name, version in environment.items())
     (overview,) = _paths(figures.get("", ["overview.png"]), folder, home)
-    head = HEAD.format(environment=versions, overview=overview)
+    head = HEAD.format(overview=overview)
     findings: dict[str, str] = {}
     if os.path.exists(file) and "" not in figures:
         with open(file) as stream:
@@ -64,9 +64,14 @@ def write(
         findings[name] = "\n  ".join(lines) + "\n"
         drawn = _paths(figures.get(part.name, ()), folder, tables)
         with open(os.path.join(tables, f"{part.name}.rst"), "w") as stream:
-            stream.write(report.rst(part, mine, drawn, TABLE))
+            stream.write(report.rst(part, mine, drawn, _legend(environments[part.name])))
     with open(file, "w") as stream:
         stream.write(head + "".join(findings.values()))
+
+
+def _legend(environment: Mapping[str, str]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in environment.items())
+    return TABLE.format(environment=versions)
 
 
 def _sentences(part: Part, results: Sequence[Measurement]) -> list[str]:

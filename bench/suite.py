@@ -144,7 +144,7 @@ def rows_of(
 # --- files ------------------------------------------------------------------------
 
 
-def environment(load_at_start: float) -> dict[str, str]:
+def environment(load_at_start: float, is_busy: bool) -> dict[str, str]:
     """The versions and the processor that figures depend on, without a machine's name."""
     device = jax.devices()[0]
     has_quax = importlib.util.find_spec("quax") is not None
@@ -156,6 +156,7 @@ def environment(load_at_start: float) -> dict[str, str]:
         "device": f"{device.platform} ({device.device_kind})",
         "processor": machine.processor(),
         "load": f"{load_at_start:.2f} to {machine.load():.2f}",
+        **({"machine": "busy"} if is_busy else {}),
     }
 
 

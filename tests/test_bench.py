@@ -479,8 +479,12 @@ def test_a_part_that_is_measured_anew_leaves_the_findings_of_others(tmp_path):
     file = str(tmp_path / "page.rst")
     parts = [PARTS["overhead"], PARTS["growth"]]
     by_hand, implicit = made(1.0, "by hand"), made(1.5)
-    page.write(file, parts, [by_hand, implicit], {"jax": "1"}, {"": ["overview.png"]}, None)
+    first = {part.name: {"jax": "1"} for part in parts}
+    page.write(file, parts, [by_hand, implicit], first, {"": ["overview.png"]}, None)
     before = pathlib.Path(file).read_text()
     assert "trace 1.50" in before
-    page.write(file, parts[:1], [by_hand, made(1.25)], {"jax": "2"}, {}, None)
+    page.write(file, parts[:1], [by_hand, made(1.25)], {"overhead": {"jax": "2"}}, {}, None)
     assert pathlib.Path(file).read_text() == before.replace("trace 1.50", "trace 1.25")
+    tables = tmp_path / "measurements"
+    assert "Measured with jax 2." in (tables / "overhead.rst").read_text()
+    assert "Measured with jax 1." in (tables / "growth.rst").read_text()
