@@ -105,6 +105,7 @@ class Staged(NamedTuple):
         return tree_unflatten(self.out_tree, results)
 
 
+@_compat.without_internal_frames
 def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> Staged:
     """Trace a function over its arguments' avals, and rewrite it for the values."""
     operands, tree = tree_flatten(arguments.tree, is_leaf=is_value)

@@ -102,6 +102,22 @@ def test_a_rule_that_raises():
         assert part in said(caught)
 
 
+def test_a_traceback_has_the_frames_of_the_user():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("neg")
+    def bad_rule(v: Plain):
+        raise KeyError("inside")
+
+    with pytest.raises(KeyError) as caught:
+        transform(jax.jit(negated), rules=rules)(Plain(X))
+    ours = [frame.path.name for frame in caught.traceback if frame.path.parts[-3] == "jaxrewrite"]
+    assert set(ours) == {"transform.py"}
+    names = [frame.name for frame in caught.traceback]
+    assert names[0] == "test_a_traceback_has_the_frames_of_the_user"
+    assert names[-1] == "bad_rule"
+
+
 def test_jax_errors_below_a_rule_carry_the_note():
     rules = jaxrewrite.Rules()
 

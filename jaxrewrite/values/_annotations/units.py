@@ -18,11 +18,11 @@ class UnitsError(ValueError):
     __module__ = "jaxrewrite.values"
 
 
-_FACTOR = re.compile(
-    r"\s*(?P<times>[*·/]?)\s*(?P<name>\w+)"
+_BEGIN = re.compile(r"\s*(?P<times>[*·/]?)\s*(?P<name>\w+|\()")
+_POWER = re.compile(
     r"(?:\s*(?:\*\*|\^)\s*"
     r"(?P<open>\()?(?P<exponent>[-+]?[0-9]+(?:/0*[1-9][0-9]*|\.[0-9]+)?)(?(open)\)))?"
-    r"(?=[\s*·/]|$)"
+    r"(?=[\s*·/)]|$)"
 )
 
 
@@ -32,8 +32,8 @@ class Units:
     Parameters
     ----------
     units
-        A string such as ``"m s^-2"``, ``"kg*m/s^2"``, ``"m^(1/2)"`` or ``"1/s"``, where
-        ``/`` divides by the next factor only; or a mapping from names of base units to
+        A string such as ``"m s^-2"``, ``"kg*m/s^2"``, ``"W/(m K)"``, ``"m^(1/2)"`` or
+        ``"1/s"``, where ``/`` divides by the next factor only; or a mapping from names of base units to
         exponents; or other units, also of Pint or Astropy. A name is any word that does not
         end in digits after a letter: ``m2`` and ``m²`` are refused, because ``m^2`` is meant.
         Rules compare names alone, so ``m`` and ``km`` are different units to them: see
@@ -146,32 +146,53 @@ class FreeUnits(Units):
 
 
 def _parse(text: str) -> dict[str, Fraction]:
-    exponents: dict[str, Fraction] = {}
-    end, text = 0, text.rstrip()
-    while end < len(text):
-        factor = _FACTOR.match(text, end)
-        if factor is None or not _is_read(factor):
-            at = len(text) - len(text[end:].lstrip())
-            raise ValueError(
-                f"Units: can't read {text[at:]!r} in {text!r}, at position {at}. Write units "
-                "like 'kg m^2 s^-1', 'm/s' or 'm^(1/2)'."
-            )
-        end = factor.end()
-        if factor["name"] != "1":
-            exponent = Fraction(factor["exponent"] or 1)
-            if factor["times"] == "/":
-                exponent = -exponent
-            exponents[factor["name"]] = (
-                exponents.get(factor["name"], Fraction(0)) + exponent
-            )
+    text = text.rstrip()
+    exponents, end = _product(text, 0)
+    if end < len(text):
+        raise _unreadable(text, end)
     return exponents
 
 
-def _is_read(factor: re.Match[str]) -> bool:
-    """Whether a match is a factor: a unit or 1, and no product with nothing."""
-    if factor["times"] in ("*", "·") and not factor.string[: factor.start()].strip():
-        return False
-    return factor["name"] == "1" or _is_name(factor["name"])
+def _product(text: str, start: int) -> tuple[dict[str, Fraction], int]:
+    """The exponents in a product, and where it ends: with the text, or before a bracket."""
+    exponents: dict[str, Fraction] = {}
+    end = start
+    while rest := text[end:].lstrip():
+        if rest[0] == ")":
+            break
+        begin = _BEGIN.match(text, end)
+        if begin is None or (begin["times"] in ("*", "·") and not text[start:end].strip()):
+            raise _unreadable(text, end)
+        factor, after = _factor(text, begin)
+        power = _POWER.match(text, after)
+        if factor is None or power is None:
+            raise _unreadable(text, end)
+        exponent = Fraction(power["exponent"] or 1)
+        for name, inner in factor.items():
+            all_of_it = -inner * exponent if begin["times"] == "/" else inner * exponent
+            exponents[name] = exponents.get(name, Fraction(0)) + all_of_it
+        end = power.end()
+    return exponents, end
+
+
+def _factor(text: str, begin: re.Match[str]) -> tuple[dict[str, Fraction] | None, int]:
+    """The exponents in a unit, in 1 or in brackets, and where it ends."""
+    name, end = begin["name"], begin.end()
+    if name == "(":
+        exponents, inner = _product(text, end)
+        is_closed = text[inner:].lstrip().startswith(")") and text[end:inner].strip()
+        return exponents if is_closed else None, text.find(")", inner) + 1
+    if name == "1":
+        return {}, end
+    return {name: Fraction(1)} if _is_name(name) else None, end
+
+
+def _unreadable(text: str, end: int) -> ValueError:
+    at = len(text) - len(text[end:].lstrip())
+    return ValueError(
+        f"Units: can't read {text[at:]!r} in {text!r}, at position {at}. Write units like "
+        "'kg m^2 s^-1', 'm/s', 'W/(m K)' or 'm^(1/2)'."
+    )
 
 
 def _is_name(name: Any) -> bool:
@@ -209,6 +230,12 @@ _CELSIUS, _FAHRENHEIT = (
 _WITH_OFFSET = {
     **dict.fromkeys(("degC", "celsius", "degree_Celsius"), _CELSIUS),
     **dict.fromkeys(("degF", "fahrenheit", "degree_Fahrenheit"), _FAHRENHEIT),
+}
+
+# How to write the numbers on the scale of what is in kelvins.
+_BACK = {
+    _CELSIUS: "x.to('K').array - 273.15",
+    _FAHRENHEIT: "x.to('K').array * 1.8 - 459.67",
 }
 
 # Logarithms of ratios, and how to write the numbers that they are of.
@@ -307,7 +334,8 @@ def _check_is_linear(name: str) -> None:
         raise UnitsError(
             f"{name} has an offset, so a temperature in {name} is no multiple of a kelvin. "
             f"Write a point on the scale in K, as jaxrewrite.values.parse('20 {name}') does, and a "
-            "difference in delta_degC or delta_degF."
+            f"difference in delta_degC or delta_degF. The numbers in {name} are "
+            f"{_BACK[_WITH_OFFSET[name]]}."
         )
     if name in _LOGARITHMIC:
         raise UnitsError(

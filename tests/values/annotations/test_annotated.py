@@ -111,6 +111,10 @@ def test_what_is_annotated_may_change_in_loops_and_branches(annotated):
         ("m/s*s", "m"),
         ("", "1"),
         ("1", "1"),
+        ("W/(m K)", "W K^-1 m^-1"),
+        ("W / (m^2*K)^2 s", "W s K^-2 m^-4"),
+        ("((m)/( s / kg ))**(1/2)", "kg^(1/2) m^(1/2) s^(-1/2)"),
+        ("(1) m/(1/s)", "m s"),
     ],
 )
 def test_units_are_read(text, shown):
@@ -123,6 +127,7 @@ def test_units_are_read(text, shown):
         *(("m s^", 2), ("2 m", 0), ("m^x", 0), ("m//s", 1), ("m^(1/2", 0), ("%", 0)),
         *(("s m^1e3", 2), ("m²", 0), ("m2", 0), ("m^(1/2)s", 0), ("m^1/0", 3), ("* m", 0)),
         *(("m *", 2), ("m^٣", 0), ("m^2^3", 0)),
+        *(("m/(s", 1), ("m)", 1), ("m ()", 2), ("m/(s 2)", 5), ("m(s)", 0), ("(m)s", 0)),
     ],
 )
 def test_units_that_cannot_be_read(text, at):
