@@ -10,8 +10,10 @@ import jax.extend.source_info_util as source_info_util
 
 # JAX filters the tracebacks of what is called through a boundary, as that of ``jax.jit``: there and
 # within this package, it leaves out the frames of this package.
-from jax._src.traceback_util import api_boundary as without_internal_frames
-from jax._src.traceback_util import register_exclusion
+from jax._src.traceback_util import (
+    api_boundary as without_internal_frames,
+    register_exclusion,
+)
 
 from .avals import (
     as_weak_as as as_weak_as,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -169,7 +170,8 @@ def origin_of(jaxpr: Any) -> str | None:
 
 def origin_of_function(fn: Callable[..., Any]) -> str:
     """The origin of the jaxprs that JAX makes of a function."""
-    return fun_sourceinfo(fn)
+    # The older release sees no `functools.partial` inside of what is jitted.
+    return fun_sourceinfo(inspect.unwrap(fn))
 
 
 def names_of_operands(jaxpr: Any) -> tuple[str, ...] | None:

@@ -111,7 +111,11 @@ def test_a_traceback_has_the_frames_of_the_user():
 
     with pytest.raises(KeyError) as caught:
         transform(jax.jit(negated), rules=rules)(Plain(X))
-    ours = [frame.path.name for frame in caught.traceback if frame.path.parts[-3] == "jaxrewrite"]
+    ours = [
+        frame.path.name
+        for frame in caught.traceback
+        if frame.path.parts[-3] == "jaxrewrite"
+    ]
     assert set(ours) == {"transform.py"}
     names = [frame.name for frame in caught.traceback]
     assert names[0] == "test_a_traceback_has_the_frames_of_the_user"

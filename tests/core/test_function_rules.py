@@ -609,6 +609,19 @@ def test_functions_that_call_one(asked):
     assert asked == [rows, squares, renamed]
 
 
+def test_a_partial_function_that_is_jitted(asked):
+    rules = jaxrewrite.Rules()
+    columns = jax.jit(functools.partial(total.__wrapped__, axis=0))
+
+    @rules.register(columns)
+    def _(v: Twice, *, primitive):
+        asked.append(primitive.fn)
+        return primitive.fn(2 * v.half)
+
+    check(rules, columns, V)
+    assert asked == [columns]
+
+
 def test_a_function_with_a_derivative_within_a_call_stands_for_it_alone_too(asked):
     rules = jaxrewrite.Rules()
     staged = jax.jit(soft)

@@ -12,10 +12,8 @@ from jax.extend.core import jaxpr_as_fun
 from jaxtyping import ArrayLike
 
 import jaxrewrite
-from jaxrewrite import Value, register
+from jaxrewrite import register
 
-from .._base.recognised import find
-from .._matrices.least_squares import calls
 from .declaration import annotation_rule, like
 from .unitful import (
     NO_UNITS,
@@ -121,19 +119,10 @@ def _of_matrix(x: Unitful, *, primitive: Any, **params: Any) -> Any:
     return [with_units(units, y) for y in results]
 
 
-@register("jit", types=(Unitful | ArrayLike,))
-def _call(*operands: Any, primitive: Any, name: str, jaxpr: Any, **params: Any) -> Any:
-    """``jnp.linalg.lstsq``."""
-    if name != "_lstsq":
-        return NotImplemented
-    arrays = list(map(array_of, operands))
-    avals = [x.aval() if isinstance(x, Value) else jax.typeof(x) for x in arrays]
-    call = find(calls, jaxpr, *avals)
-    if call is None:
-        return NotImplemented
-    params = {"name": name, "jaxpr": jaxpr, **params}
-    results = jaxrewrite.bind(primitive, *arrays, **params)
-    a = units_of(operands[0])
-    b = units_of(operands[1]) if call.has_right_side else NO_UNITS
-    units = (b / a, b**2, NO_UNITS, a)
-    return [with_units(units[i], x) for i, x in zip(call.wanted, results, strict=True)]
+@register(jnp.linalg.lstsq)
+def _least_squares(
+    a: Unitful | ArrayLike, b: Unitful | ArrayLike, *tolerance: ArrayLike, primitive: Any
+) -> Any:
+    results = jaxrewrite.bind(primitive, array_of(a), array_of(b), *tolerance)
+    units = (units_of(b) / units_of(a), units_of(b) ** 2, NO_UNITS, units_of(a))
+    return list(map(with_units, units, results))

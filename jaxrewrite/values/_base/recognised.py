@@ -27,19 +27,3 @@ def fingerprint_within(fn: Callable[..., Any], name: str, *avals: Any) -> Hashab
     called = _compat.called(fn, *avals)
     call = None if called is None else only_call(called, name)
     return None if call is None else _compat.fingerprint(call.params["jaxpr"])
-
-
-def fingerprints(fn: Callable[..., Any], *avals: Any) -> list[Hashable]:
-    """The fingerprints of the only function that a function of such arrays calls.
-
-    That function is jitted or has a derivative of its own. If it does nothing but call a
-    function with a derivative of its own, there is also the fingerprint of the latter.
-    """
-    called = _compat.called(fn, *avals)
-    if called is None:
-        return []
-    names = [eqn.primitive.name for eqn in called.eqns]
-    inner = [
-        eqn.params["call_jaxpr"] for eqn in called.eqns if names == ["custom_jvp_call"]
-    ]
-    return list(map(_compat.fingerprint, (called, *inner)))
