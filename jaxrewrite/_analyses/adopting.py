@@ -20,7 +20,7 @@ from jax.extend.core import jaxprs_in_params
 
 from .. import _compat
 from .._compat import Jaxpr, JaxprEqn, Literal, Primitive, Var
-from .._core.avals import avals_of, mismatch
+from .._core.avals import avals_of, mismatch, values_inside
 from .._core.hooks import (
     ALL_PRIMITIVES,
     Analysis,
@@ -147,16 +147,8 @@ def _varies(x: Any) -> bool:
 
 def adopter_of(operands: Iterable[Any]) -> Value | None:
     """The first value that adopts arrays, among the operands and inside of them, or ``None``."""
-    for x in operands:
-        if is_value(x):
-            adopter = x if adopts(x) else adopter_of(vars(x).values())
-        elif isinstance(x, (tuple, list, dict)):
-            adopter = adopter_of(x.values() if isinstance(x, dict) else x)
-        else:
-            continue
-        if adopter is not None:
-            return adopter
-    return None
+    values = (y for x in operands if is_value(x) for y in (x, *values_inside(x)))
+    return next(filter(adopts, values), None)
 
 
 def adopts(value: Value) -> bool:

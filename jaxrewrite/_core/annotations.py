@@ -53,6 +53,7 @@ class Signature(NamedTuple):
     keywords: frozenset[str] = frozenset()  # keyword-only parameters,
     required: frozenset[str] = frozenset()  # parameters without a default,
     any_keyword: bool = True  # and whether any other may be given.
+    hints: tuple[tuple[str, Any], ...] = ()  # The annotations of keyword-only parameters.
 
     def is_dense(self) -> bool:
         """Whether the rule is for dense operands alone."""
@@ -105,7 +106,11 @@ def read_signature(
     if annotations is None:
         hints = read_hints(rule, name, namespace)
     else:
-        hints = _given_hints(annotations, name, parameters)
+        given = _given_hints(annotations, name, parameters)
+        is_annotated = any(
+            p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty for p in parameters
+        )
+        hints = {**(read_hints(rule, name, namespace) if is_annotated else {}), **given}
 
     operands: list[tuple[Alternative, ...]] = []
     variadic = None
@@ -134,6 +139,7 @@ def read_signature(
         frozenset(keywords),
         required,
         any_keyword,
+        tuple((name, hints[name]) for name in keywords if name in hints),
     )
 
 

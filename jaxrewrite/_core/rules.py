@@ -373,7 +373,7 @@ class Table:
         twins = [
             Entry(twin, entry.types[::-1], entry.guards[::-1])
             for entry in entries
-            if twin is not None and entry.types != entry.types[::-1]
+            if twin is not None
         ]
         with self._lock:
             for primitive in primitives:

@@ -106,7 +106,7 @@ def domains_of(called: Called, rule: Rule) -> dict[str, tuple[Any, ...]]:
 
     Raises `TypeError` if the function has no such parameter, or its values are not known.
     """
-    hints = _keyword_hints(rule)
+    hints = dict(rule.signature.hints)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in called.parameters.values())
     domains = {}
     for name in rule.signature.keywords:
@@ -193,23 +193,6 @@ def statics_for(called: Called, rule: Rule) -> list[dict[str, Any]]:
     """Some static arguments that a rule is for, without defaults."""
     combinations = _combinations(called, domains_of(called, rule), rank=2)
     return [_without_defaults(called, x) for x in itertools.islice(combinations, 8)]
-
-
-def _keyword_hints(rule: Rule) -> Mapping[str, Any]:
-    fn = inspect.unwrap(rule.fn)
-    scope = getattr(fn, "__globals__", {})
-    hints = {}
-    for name in rule.signature.keywords:
-        hint = getattr(fn, "__annotations__", {}).get(name)
-        if isinstance(hint, str):
-            try:
-                hint = eval(hint, dict(scope))  # noqa: S307 - as typing.get_type_hints does
-            except NameError as error:
-                raise TypeError(
-                    f"The annotation of {name!r} can't be read: {error}."
-                ) from error
-        hints[name] = hint
-    return hints
 
 
 def _values(hint: Any) -> Iterator[Any]:

@@ -38,6 +38,7 @@ from .._core.avals import (
     is_annotation,
     mismatch,
     rule_children,
+    values_inside,
 )
 from .._core.bodies import rewrite_jaxpr
 from .._core.builder import Rewritten
@@ -278,11 +279,8 @@ def _may_be_denser(value: Value, site: Site) -> bool:
 
 def ignores_custom_rules(operands: Iterable[Any]) -> bool:
     """Whether an operand, or a value in a field, is of a type that ignores custom rules."""
-    return any(
-        x._ignores_custom_rules or ignores_custom_rules(vars(x).values())
-        for x in operands
-        if is_value(x)
-    )
+    values = (y for x in operands if is_value(x) for y in (x, *values_inside(x)))
+    return any(x._ignores_custom_rules for x in values)
 
 
 def call_function(

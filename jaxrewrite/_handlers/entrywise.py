@@ -90,6 +90,8 @@ def dependences(jaxpr: AnyJaxpr, operands: Sequence[Dependence]) -> list[Depende
 
 def _of_equation(eqn: JaxprEqn, operands: list[Dependence]) -> list[Dependence]:
     name = eqn.primitive.name
+    if not eqn.outvars:  # It has an effect, such as printing.
+        return []
     if name in _CALLS:
         body = eqn.params[_compat.body_name(eqn.primitive)]
         inner, consts = _compat.open_jaxpr(body)

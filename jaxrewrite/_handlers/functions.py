@@ -14,7 +14,7 @@ import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
-from .._compat import Primitive
+from .._compat import Literal, Primitive
 from .._core.avals import avals_of, children, rule_children
 from .._core.rewrite import before_rules
 from .._core.rules import Declined, Failure, Rule, checks, is_of_a_library
@@ -180,7 +180,9 @@ def _ask(
 
     mapped = _along(apply, call.moving) if call.moving else _mapped(apply, call)
     mapped.__name__ = rule.name_for(called)
-    literals = [repr(x.val) for i, x in enumerate(operands) if i in rule.literals]
+    literals = [repr(x.val) if type(x) is Literal else None for x in operands] * bool(
+        rule.literals
+    )
     # The numbers 1 and True are equal, and are not the same argument.
     key = ("function", called, rule, *call, repr(call.statics), *literals)
     key = (*key, *avals_of(site.outvars))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from jax import extend, lax
 from jax.experimental.layout import Format, Layout
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
@@ -1274,3 +1274,41 @@ def test_ready_rules_are_asked_with_the_defaults():
     for called, rule in rules:
         for name, domain in domains_of(called, rule).items():
             assert is_among(called.parameters[name].default, domain), (called.name, name)
+
+
+def test_a_number_of_the_program_before_the_value():
+    """An exchanged rule has its operands, and which of them is a number, the other way round."""
+    plus = jax.jit(lambda x, y: x + y)
+    rules = jaxrewrite.Rules()
+
+    @rules.register(plus, exchange="operands")
+    def _(v: Twice, number: extend.core.Literal):
+        return Twice(v.half + number.val / 2)
+
+    for fn in (lambda v: plus(v, 2.0), lambda v: plus(2.0, v), lambda v: plus(3.0, v)):
+        check(rules, fn, V)
+
+
+TEXTUAL = """
+from __future__ import annotations
+
+def register(rules, fn, Twice):
+    from typing import Literal
+
+    @rules.register(fn)
+    def by_text(v: Twice, *, axis: Literal[1]):
+        return fn(2 * v.half, axis)
+
+    @rules.register(fn, types=(Twice,))
+    def by_types(v, *, axis: Literal[0]):
+        return fn(2 * v.half, axis)
+"""
+
+
+def test_the_values_of_static_arguments_are_read_like_the_types_of_operands():
+    namespace = {}
+    exec(TEXTUAL, namespace)  # noqa: S102 - a module with annotations that are texts
+    rules = jaxrewrite.Rules()
+    namespace["register"](rules, total, Twice)
+    for axis in (0, 1):
+        check(rules, lambda v, axis=axis: total(v, axis), V)

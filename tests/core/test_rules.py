@@ -503,6 +503,16 @@ def test_exchanged_operands(rules):
     assert applied(rules, jnp.multiply, answer(6), A(X)) == 6
 
 
+def test_exchanged_operands_of_one_type_and_two_shapes(rules):
+    @rules.register("dot_general", exchange="types")
+    def _(x: Float[A, "_ _"], y: Float[A, _], **params):
+        return jnp.full(2, 7.0)
+
+    for x, y in ((A(X), A(X[0])), (A(X[0]), A(X))):
+        run = jaxrewrite.transform(jnp.matmul, rules=rules, materialise="forbid")
+        np.testing.assert_array_equal(run(x, y), [7, 7])
+
+
 @pytest.mark.parametrize("explicit_first", [True, False])
 def test_an_exchanged_rule_yields_to_one_of_that_order(rules, explicit_first):
     def mirrored(v: A, x: ArrayLike, **params):

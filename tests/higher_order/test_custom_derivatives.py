@@ -1271,3 +1271,31 @@ def test_derivatives_through_a_barrier_around_booleans():
         return transform(fn)(values.Masked(x, MASK)).filled(0).sum()
 
     np.testing.assert_allclose(jax.grad(loss)(X), jnp.where(MASK, 0, 1))
+
+
+def test_a_function_that_prints_keeps_the_structure(capsys):
+    """An equation without results depends on nothing, and mixes nothing."""
+
+    @jax.custom_jvp
+    def doubled(x):
+        jax.debug.print("called")
+        return 2 * x
+
+    doubled.defjvp(lambda primals, tangents: (doubled(*primals), 2 * tangents[0]))
+    d = values.Diagonal(jnp.array([1.0, 2.0]))
+    assert type(allow(doubled)(d)) is values.Diagonal
+
+
+def test_bounds_within_a_tuple_of_fields_are_of_the_function():
+    """No derivative rule answers for bounds, wherever in a value they are."""
+
+    @jax.custom_jvp
+    def sine(x):
+        return jnp.sin(x)
+
+    sine.defjvp(lambda primals, tangents: (jnp.cos(*primals), tangents[0]))
+    bounds = values.Interval(jnp.ones(2), jnp.full(2, 2.0))
+    terms = values.Diagonal(bounds), values.Diagonal(jnp.ones(2))
+    got = jaxrewrite.materialise(allow(sine)(values.Sum(terms)))
+    np.testing.assert_allclose(got.lower[0, 0], jnp.sin(3.0), 1e-5)
+    np.testing.assert_allclose(got.upper[0, 0], jnp.sin(2.0), 1e-5)

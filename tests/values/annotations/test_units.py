@@ -215,3 +215,13 @@ def test_a_running_maximum_begins_at_the_least_number_of_its_dtype(run, of, to):
 
     found = program(x)
     assert found.units == x.units and found.dtype == to and found.array == 3
+
+
+def test_a_lookup_of_keys_beside_quantities():
+    """The number that a lookup fills in is none of the dtype of keys."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    draw = lambda x, keys, i: x * jax.random.normal(jnp.take(keys, i, axis=0))
+    x, i = Unitful(jnp.ones(2), "m"), jnp.array(1)
+    found = jaxrewrite.transform(draw)(x, keys, i)
+    assert found.units == x.units
+    np.testing.assert_array_equal(found.array, draw(x.array, keys, i))
