@@ -1292,15 +1292,15 @@ def test_a_number_of_the_program_before_the_value():
 TEXTUAL = """
 from __future__ import annotations
 
-def register(rules, fn, Twice):
+def register(by_text, by_types, fn, Twice):
     from typing import Literal
 
-    @rules.register(fn)
-    def by_text(v: Twice, *, axis: Literal[1]):
+    @by_text.register(fn)
+    def _(v: Twice, *, axis: Literal[1]):
         return fn(2 * v.half, axis)
 
-    @rules.register(fn, types=(Twice,))
-    def by_types(v, *, axis: Literal[0]):
+    @by_types.register(fn, types=(Twice,))
+    def _(v, *, axis: Literal[1]):
         return fn(2 * v.half, axis)
 """
 
@@ -1308,7 +1308,7 @@ def register(rules, fn, Twice):
 def test_the_values_of_static_arguments_are_read_like_the_types_of_operands():
     namespace = {}
     exec(TEXTUAL, namespace)  # noqa: S102 - a module with annotations that are texts
-    rules = jaxrewrite.Rules()
-    namespace["register"](rules, total, Twice)
-    for axis in (0, 1):
-        check(rules, lambda v, axis=axis: total(v, axis), V)
+    tables = jaxrewrite.Rules(), jaxrewrite.Rules()
+    namespace["register"](*tables, total, Twice)
+    for rules in tables:
+        check(rules, lambda v: total(v, 1), V)

@@ -505,7 +505,7 @@ def test_exchanged_operands(rules):
 
 def test_exchanged_operands_of_one_type_and_two_shapes(rules):
     @rules.register("dot_general", exchange="types")
-    def _(x: Float[A, "_ _"], y: Float[A, _], **params):
+    def _(x: Float[A, "m n"], y: Float[A, " n"], **params):
         return jnp.full(2, 7.0)
 
     for x, y in ((A(X), A(X[0])), (A(X[0]), A(X))):

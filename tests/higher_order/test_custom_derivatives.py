@@ -1296,6 +1296,7 @@ def test_bounds_within_a_tuple_of_fields_are_of_the_function():
     sine.defjvp(lambda primals, tangents: (jnp.cos(*primals), tangents[0]))
     bounds = values.Interval(jnp.ones(2), jnp.full(2, 2.0))
     terms = values.Diagonal(bounds), values.Diagonal(jnp.ones(2))
-    got = jaxrewrite.materialise(allow(sine)(values.Sum(terms)))
+    got = allow(sine)(values.Sum(terms))
+    assert type(got) is values.Interval
     np.testing.assert_allclose(got.lower[0, 0], jnp.sin(3.0), 1e-5)
     np.testing.assert_allclose(got.upper[0, 0], jnp.sin(2.0), 1e-5)
