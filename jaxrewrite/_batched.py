@@ -155,7 +155,7 @@ def _are_leaves_of_a_stack(x: Value) -> bool:
     """Whether `Value.sliceable` leaves a value as it is, with arrays for values in its fields."""
     parts, treedef = children(x)
     if x.rules_see_values or not any(map(is_value, parts)):
-        return is_like(x.sliceable(), x)
+        return same_structure(x.sliceable(), x)
     trees = []
 
     def form_of(*arrays: Any) -> list[Any]:
@@ -167,15 +167,6 @@ def _are_leaves_of_a_stack(x: Value) -> bool:
     jaxpr, _ = _compat.trace_to_jaxpr(form_of, avals, _compat.new_debug_info("sliceable"))
     return same_treedef(trees[0], treedef) and all(
         map(_compat.same_array_type, avals_of(jaxpr.outvars), avals)
-    )
-
-
-def is_like(form: Any, value: Value) -> bool:
-    """Whether a method returned a value of the same structure."""
-    leaves, treedef = tree_flatten(form)
-    other_leaves, other = tree_flatten(value)
-    return same_treedef(treedef, other) and all(
-        map(_compat.same_array_type, avals_of(leaves), avals_of(other_leaves))
     )
 
 

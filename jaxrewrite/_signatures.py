@@ -43,10 +43,15 @@ def _operands(count: int) -> str:
     return f"{count} operand{'' if count == 1 else 's'}"
 
 
-@functools.cache
 def known(primitive: Primitive) -> Known | None:
     """The known signature of a primitive, or ``None``."""
-    program = _programs().get(primitive.name)
+    found = _by_name(primitive.name)
+    return found[1] if found is not None and found[0] is primitive else None
+
+
+@functools.cache
+def _by_name(name: str) -> tuple[Primitive, Known] | None:
+    program = _programs().get(name)
     if program is None:
         return None
     fn, *avals = program
@@ -54,11 +59,10 @@ def known(primitive: Primitive) -> Known | None:
     with jax.default_matmul_precision(None):
         jaxpr = jax.make_jaxpr(fn)(*avals)
     for eqn in jaxpr.eqns:
-        if eqn.primitive is primitive:
-            varies = primitive.name in _VARIADIC
-            absent = tuple(name for name, x in eqn.params.items() if x is None)
-            params = tuple(sorted(eqn.params))
-            return Known(None if varies else len(eqn.invars), params, absent)
+        if eqn.primitive.name == name:
+            absent = tuple(key for key, x in eqn.params.items() if x is None)
+            operands = None if name in _VARIADIC else len(eqn.invars)
+            return eqn.primitive, Known(operands, tuple(sorted(eqn.params)), absent)
     return None
 
 

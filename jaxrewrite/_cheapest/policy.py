@@ -8,7 +8,6 @@ program that comes out holds no trace of the choice, and is kept as any other is
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import numbers
@@ -199,12 +198,7 @@ class Trial(ChoosingRewriter):
     """A builder for the trial of one jaxpr, which notes what becomes of its equations."""
 
     def __init__(self, builder: ChoosingRewriter):
-        rewriting = builder.rewriting
-        if builder.recorder is not None:
-            rewriting = copy.copy(rewriting)
-            rewriting.settings = rewriting.settings._replace(recorder=None)
-            rewriting._kept = {}
-        super().__init__(rewriting, builder.limit)
+        super().__init__(builder.rewriting.unrecorded(), builder.limit)
         # Analyses look at what was added before.
         self.eqns = list(builder.eqns)
         self.dense = dict(builder.dense)

@@ -87,28 +87,13 @@ def cached(size: int) -> Callable[[_F], _F]:
     return decorate
 
 
-class _Same(weakref.ref[Any]):
-    """A weak reference to an object, equal to others to the very same."""
-
-    def __init__(self, owner: Any, callback: Callable[[Any], Any]):
-        super().__init__(owner, callback)  # type: ignore[call-arg]
-        self._id = id(owner)
-
-    def __hash__(self) -> int:
-        return self._id
-
-    def __eq__(self, other: object) -> bool:
-        is_same = isinstance(other, _Same) and self() is other() is not None
-        return is_same or self is other
-
-
 class WeakCaches:
     """A `BoundedCache` for each of some objects, dropped with the object."""
 
     def __init__(self, size: int):
         self._size = size
         self._caches = weakref.WeakKeyDictionary[Any, BoundedCache]()
-        self._of_same: dict[_Same, BoundedCache] = {}
+        self._of_same: dict[int, BoundedCache] = {}
         # The caches with entries: most objects that have a cache outlive its entries.
         self._filled: weakref.WeakSet[BoundedCache] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -126,9 +111,11 @@ class WeakCaches:
 
     def of_same(self, owner: Any) -> BoundedCache:
         """Return the cache of ``owner`` itself, and not of an equal one."""
-        key = _Same(owner, self._of_same.pop)
+        key = id(owner)
         with self._lock:
             if key not in self._of_same:
+                # The number is free for another object after that, and not before.
+                weakref.finalize(owner, self._of_same.pop, key)
                 self._of_same[key] = BoundedCache(self._size, self._filled)
             return self._of_same[key]
 

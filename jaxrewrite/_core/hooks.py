@@ -237,9 +237,6 @@ policies: dict[str, Callable[[], Policy]] = {}
 # The passes, in the order in which they run.
 passes: list[Pass] = []
 
-# The primitives that they add.
-primitives_of_passes: set[Primitive] = set()
-
 staging_hooks: list[StagingHook] = []
 
 operands_hooks: list[type[OperandsHook]] = []
@@ -255,7 +252,6 @@ _waiting: list[ClassHook] = []
 def register_pass(pass_: Pass) -> None:
     """Let tables have entries of a pass. Of several passes, those registered earlier run first."""
     passes.append(pass_)
-    primitives_of_passes.update(pass_.primitives)
 
 
 def register_class_hook(hook: ClassHook) -> None:

@@ -31,7 +31,7 @@ from .avals import avals_of, is_annotation, values_inside
 from .builder import Builder
 from .dense import HIDING
 from .errors import MaterialisationError, add_note
-from .hooks import Analysis, OperandsHook, operands_hooks, primitives_of_passes
+from .hooks import Analysis, OperandsHook, operands_hooks, passes
 from .record import Record
 from .rules import is_of_a_library
 from .settings import Settings
@@ -101,9 +101,7 @@ class Rewriter(Builder):
 
     def scratch(self) -> Rewriter:
         """A builder for equations that only answer a question, and are in no report."""
-        builder = new_rewriter(self.rewriting)
-        builder.recorder = None
-        return builder
+        return new_rewriter(self.rewriting.unrecorded())
 
     @property
     def record(self) -> Record | None:
@@ -332,7 +330,7 @@ def _seen(site: Site, operands: Sequence[Operand]) -> tuple[Sequence[Operand], F
 def _by_rule(flat: Flat, site: Site, operands: Sequence[Operand]) -> Results:
     """Apply the first rule that does not decline."""
     if site.primitive.name in handlers:
-        if site.primitive in primitives_of_passes:
+        if any(site.primitive in pass_.primitives for pass_ in passes):
             return NotImplemented  # Their handlers ask the rules that are to be asked.
         for handler in before_rules:
             if (results := handler(site, list(operands))) is not NotImplemented:

@@ -18,7 +18,7 @@ from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
 
 from .. import _compat
 from .._compat import Aval, EqnContext, Jaxpr, Literal, Primitive, Var
-from .avals import avals_of, mismatch, rule_children
+from .avals import avals_of, is_annotation, mismatch, rule_children
 from .caches import BoundedCache, WeakCaches
 from .dead_code import DataFlow
 from .hooks import Pass, numbers
@@ -135,6 +135,14 @@ class Rewriting:
         rewriting = copy.copy(self)
         rewriting.passes = {}
         rewriting.known_unchanged = set()
+        return rewriting
+
+    def unrecorded(self) -> Rewriting:
+        """The rewriting of what is in no report."""
+        if self.settings.recorder is None:
+            return self
+        rewriting = copy.copy(self)
+        rewriting.settings, rewriting._kept = self.settings._replace(recorder=None), {}
         return rewriting
 
     def data_flow(self, jaxpr: Jaxpr) -> DataFlow | None:
@@ -254,7 +262,7 @@ class Rewriting:
         if isinstance(self.settings.policy, str):
             return self.settings
         operands = flat.rebuilt(flat.avals)
-        hands_on = any(is_value(x) and type(x).outer > 0 for x in operands)
+        hands_on = any(map(is_annotation, operands))
         return self.settings if hands_on else self.settings._replace(policy="allow")
 
     def _trace(

@@ -8,7 +8,6 @@ the function is also traced under `jax.vmap`.
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import itertools
 import re
@@ -21,7 +20,7 @@ import jax
 from jax.tree_util import SequenceKey, tree_leaves, tree_leaves_with_path
 
 from .. import _compat
-from .._core.caches import WeakCaches
+from .._core.caches import WeakCaches, cached
 from .._core.rules import Rule
 from .._core.value import is_value
 from .called import Called
@@ -100,7 +99,7 @@ _OPEN = (Axis, Axes)
 _AXIS, _AXES = Axis(), Axes()
 
 
-@functools.lru_cache(1024)
+@cached(1024)
 def domains_of(called: Called, rule: Rule) -> dict[str, tuple[Any, ...]]:
     """The values that the static arguments may have for a rule that names them.
 
@@ -396,7 +395,7 @@ def takes_operands(called: Called, rule: Rule, call: Call) -> bool:
     )
 
 
-@functools.lru_cache(1024)
+@cached(1024)
 def _operand_names(rule: Rule) -> list[str]:
     parameters = inspect.signature(rule.fn).parameters.values()
     names = [p.name for p in parameters if p.kind in _POSITIONAL]

@@ -264,7 +264,7 @@ def _returns_entries(treedef: PyTreeDef, children: Sequence[Any], like: Any) -> 
 def _may_be_denser(value: Value, site: Site) -> bool:
     """Whether a value on avals can become dense, or what is around or inside of an annotation."""
     inside = [field for field in parts(value)[0] if is_value(field)]
-    if type(value).outer > 0 and inside:
+    if is_annotation(value) and inside:
         return all(_may_be_denser(field, site) for field in inside)
     if policy_on(type(value), site.settings.policy) == "forbid":
         return False

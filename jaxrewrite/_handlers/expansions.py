@@ -17,6 +17,7 @@ from jax import lax
 
 from .. import _compat
 from .._compat import EqnContext, Jaxpr
+from .._core.caches import cached
 from .._core.rewrite import Handler, handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
@@ -37,7 +38,7 @@ def expanding(expand: Callable[..., Any]) -> Handler:
     return handler
 
 
-@functools.lru_cache(64)
+@cached(64)
 def _expansion(
     expand: Callable[..., Any],
     avals: Sequence[Any],

@@ -17,7 +17,7 @@ from jax.tree_util import (
 from .. import _compat
 from .._axes.methods import element_of, stack_of
 from .._axes.sizes import is_at_most
-from .._batched import Batched, is_like, of_stacked_leaves, sliced
+from .._batched import Batched, of_stacked_leaves, sliced
 from .._compat import Aval, Var
 from .._core.avals import aval_of, children, same_treedef
 from .._core.dense import Reason
@@ -25,6 +25,7 @@ from .._core.site import Site
 from .._core.traces import checked_result
 from .._core.value import Like, Operand, Value, is_value
 from .._joins.zeros import Zeros
+from .._staging.structure import same_structure
 from .adapters import make_denser
 
 
@@ -65,7 +66,7 @@ def _call_sliceable(site: Site, value: Value) -> Any:
             raise TypeError(
                 f"{cls.__name__}.sliceable returned a {type(result).__name__}, not a value."
             )
-        if not is_like(result, value):
+        if not same_structure(result, value):
             what = f"{cls.__name__}.sliceable"
             checked_result(result, aval_of(value), what, "the value is")
         return [result]
@@ -82,7 +83,7 @@ def _is_in_slices(site: Site, x: Any) -> bool:
         return True
     form = _call_sliceable(site.scratch(), x)
     parts, _ = children(x)
-    return is_like(form, x) and all(_is_in_slices(site, part) for part in parts)
+    return same_structure(form, x) and all(_is_in_slices(site, part) for part in parts)
 
 
 def _can_be_sliced(site: Site, x: Any, length: int) -> bool:

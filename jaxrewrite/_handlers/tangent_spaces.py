@@ -23,7 +23,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
 from .._compat import AnyJaxpr, Tree
-from .._core.avals import avals_of, same_treedef
+from .._core.avals import avals_of, is_annotation, same_treedef
 from .._core.bodies import rewrite_jaxpr
 from .._core.builder import Rewritten
 from .._core.settings import Settings, use_settings
@@ -159,8 +159,8 @@ def _is_in_own_space(value: Value) -> bool:
     """Whether a value is one of the arrays that its type confines its tangents to."""
     inside = [field for field in parts(value)[0] if is_value(field)]
     if tangent_space(value) == "all":
-        is_annotation = type(value).outer > 0 and len(inside) == 1
-        return is_annotation and _is_in_own_space(inside[0])
+        is_around_one = is_annotation(value) and len(inside) == 1
+        return is_around_one and _is_in_own_space(inside[0])
     return all(map(_is_in_own_space, inside))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy
 from jax.tree_util import tree_leaves
 
-from .._core.avals import children
+from .._core.avals import children, is_annotation
 from .._core.value import Value, is_value
 from .transform import transform
 
@@ -117,7 +117,7 @@ def _named(value: Value) -> Any:
     """The value, or an annotated one inside of it, whose axes have names."""
     if callable(getattr(type(value), "axis", None)):
         return value
-    inside = [x for x in children(value)[0] if is_value(x)] if type(value).outer > 0 else []
+    inside = [x for x in children(value)[0] if is_value(x)] if is_annotation(value) else []
     return next((named for named in map(_named, inside) if named is not None), None)
 
 

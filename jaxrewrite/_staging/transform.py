@@ -37,7 +37,7 @@ from .. import _compat
 from .._compat import ClosedJaxpr, Primitive, Tree
 from .._core import hooks
 from .._core.avals import no_pytree, rule_children
-from .._core.caches import BoundedCache, WeakCaches, bounded_cache
+from .._core.caches import BoundedCache, WeakCaches, bounded_cache, cached
 from .._core.dense import make_dense, materialised
 from .._core.errors import MaterialisationError
 from .._core.notices import warn
@@ -252,13 +252,15 @@ def bind(
     try:
         # Two "hi" primitives may be equal objects and yet have different avals.
         is_hi = primitive.name == "call_hi_primitive"
-        apply = _binder.__wrapped__(primitive, key) if is_hi else _binder(primitive, key)
+        apply = (
+            inspect.unwrap(_binder)(primitive, key) if is_hi else _binder(primitive, key)
+        )
     except TypeError:  # The parameters are not hashable.
-        apply = _binder.__wrapped__(primitive, key)
+        apply = inspect.unwrap(_binder)(primitive, key)
     return transform(apply)(*operands)
 
 
-@functools.lru_cache(1024)
+@cached(1024)
 def _binder(
     primitive: Primitive, params: tuple[tuple[str, Any], ...]
 ) -> Callable[..., Any]:
@@ -323,7 +325,7 @@ def _is_python_number(leaf: object) -> bool:
     return isinstance(leaf, (bool, int, float, complex)) and not hasattr(leaf, "shape")
 
 
-@functools.lru_cache(256)
+@cached(256)
 def _materialiser(treedef: PyTreeDef) -> Callable[..., Any]:
     def materialise(*leaves: jax.Array) -> ArrayOrValue:
         return materialised(tree_unflatten(treedef, leaves))

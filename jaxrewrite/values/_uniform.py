@@ -20,13 +20,14 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, transform
 from jaxrewrite.extend import Zeros
 
-from ._base.contract import labels, sides, transpose
+from ._base.contract import in_dtype, labels, sides, transpose
 from ._base.gathers import fills
 from ._base.scatters import SCATTER, applies_function
 from ._base.sizes import checked_shape
 from ._base.structured import (
     Structured,
     batch_of,
+    dtype_of_sums,
     is_number,
     is_zero_at,
     nothing,
@@ -481,9 +482,11 @@ def _(v: Constant, w: Constant, *, dimension_numbers: Any, **params: Any) -> Any
     dtype = params["preferred_element_type"] or jnp.result_type(v.dtype, w.dtype)
     sizes = dict(zip((*vs, *ws), (*v.shape, *w.shape), strict=True))
     count = np.prod([n for label, n in sizes.items() if label not in out], dtype=np.int64)
-    both = transform(lambda a, b: a.astype(dtype) * b.astype(dtype))
+    both = transform(
+        lambda a, b: a.astype(dtype_of_sums(dtype)) * b.astype(dtype_of_sums(dtype))
+    )
     number = _times(both(v.number(), w.number()), int(count))
-    return repeated(number, tuple(sizes[label] for label in out))
+    return repeated(in_dtype(number, dtype), tuple(sizes[label] for label in out))
 
 
 @register("dot_general", exchange="types")
@@ -502,7 +505,10 @@ def _(
         return jnp.zeros(shape, dtype)
 
     def spread(x: Any, number: Any) -> Any:
-        summed = total(x.astype(dtype), axes) * number.astype(dtype)
+        summed = total(x.astype(dtype_of_sums(dtype)), axes) * number.astype(
+            dtype_of_sums(dtype)
+        )
+        summed = summed.astype(dtype)
         moved = transpose(summed, tuple(label for label in xs if label in out), kept)
         return lax.broadcast_in_dim(moved, shape, [out.index(label) for label in kept])
 

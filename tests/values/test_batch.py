@@ -728,3 +728,19 @@ def test_an_empty_part_of_a_stack_adds_nothing():
     ):
         assert type(jax.eval_shape(implicit(program), stack)) is Diagonal
         agrees({"parts": program}, stack)
+
+
+@pytest.mark.parametrize("name", ["BlockDiagonal", "Sparse"])
+def test_stacks_of_numbers_times_matrices_that_are_not_square(name):
+    """A number for each matrix multiplies its rows, as many as the other matrix has."""
+    entries = np.arange(1.0, 49.0, dtype="float32")
+    many = {
+        "BlockDiagonal": values.BlockDiagonal(jnp.asarray(entries).reshape(2, 2, 3, 4)),
+        "Sparse": values.Sparse.from_dense(entries[:12].reshape(2, 3, 2)),
+    }[name]
+    for v, w in (
+        (many, ScalarMatrix(jnp.array([2.0, 3.0]), many.shape[-1])),
+        (ScalarMatrix(jnp.array([2.0, 3.0]), many.shape[-2]), many),
+    ):
+        product = jaxrewrite.transform(jnp.matmul, materialise="forbid")(v, w)
+        assert_same(product.materialise(), v.materialise() @ w.materialise(), 1e-6)

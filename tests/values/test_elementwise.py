@@ -884,3 +884,11 @@ def test_types_stay_weak(name, dtype):
         got = jax.eval_shape(jaxrewrite.materialise, jax.eval_shape(implicit, value))
         want = jax.eval_shape(fn, jax.eval_shape(jaxrewrite.materialise, value))
         assert (got.dtype, got.weak_type) == (want.dtype, want.weak_type)
+
+
+def test_sums_beside_a_small_constant_do_not_overflow():
+    """The sum of many numbers of 16 bits may be above the largest, and its multiple below."""
+    many = jnp.full((1000, 1), 100, jnp.float16)
+    with jax.disable_jit():
+        product = Constant(jnp.float16(1e-3), (1, 1000)) @ many
+    np.testing.assert_allclose(product.materialise(), [[100]], rtol=2e-3)

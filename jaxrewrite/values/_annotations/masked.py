@@ -407,7 +407,7 @@ _NEUTRAL: dict[str, Callable[[Any], Any]] = {
     "reduce_prod": lambda dtype: 1,
     "reduce_max": lowest,
     "reduce_min": highest,
-    "reduce_and": lambda dtype: -1 if dtype != jnp.bool_ else True,
+    "reduce_and": lambda dtype: np.asarray(-1).astype(dtype),
     "reduce_or": lambda dtype: 0,
     "reduce_xor": lambda dtype: 0,
     "argmax": lowest,

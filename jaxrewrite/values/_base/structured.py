@@ -320,6 +320,12 @@ def promoted(a: Any, b: Any) -> Any:
     return a if a == b else jnp.promote_types(_promotable(a), _promotable(b))
 
 
+def dtype_of_sums(dtype: Any) -> Any:
+    """The dtype to add up in: sums of floats of 16 bits are rounded at the end alone."""
+    is_short = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize <= 2
+    return promoted(dtype, jnp.float32) if is_short else dtype
+
+
 def _promotable(dtype: Any) -> Any:
     """A dtype that holds another one, which may be of those of 8 bits that JAX never promotes."""
     is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 8

@@ -16,7 +16,7 @@ import jaxrewrite
 
 from .._base.loops import scan
 from .._base.sizes import are_known, checked_size
-from .._base.structured import alike, as_inexact, differs, zero_unless
+from .._base.structured import alike, as_inexact, differs, dtype_of_sums, zero_unless
 from .determinant import Determinant
 from .matrix import Matrix, check_square, nan_if_any_is, on_axis, solve_columns, unpivoted
 from .monomial import OnDiagonal
@@ -38,13 +38,15 @@ class _Bands(Matrix):
         """The matrix as one with any number of diagonals."""
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        dtype = jnp.result_type(self.dtype, x.dtype)
+        of_sums = dtype_of_sums(dtype)
         terms = []
         for offset, d in self.diagonals():
             start = max(offset, 0)
             part = lax.slice_in_dim(x, start, start + d.shape[-1], axis=axis)
-            term = on_axis(d, d.ndim - 1, x.ndim, axis) * part
-            terms.append(_padded(term, axis, max(-offset, 0), start))
-        return functools.reduce(jnp.add, terms) if terms else x
+            d = on_axis(d, d.ndim - 1, x.ndim, axis).astype(of_sums)
+            terms.append(_padded(d * part.astype(of_sums), axis, max(-offset, 0), start))
+        return functools.reduce(jnp.add, terms).astype(dtype) if terms else x
 
     def times(self, other: Any) -> Any:
         if not isinstance(other, _Bands):
@@ -556,7 +558,7 @@ def _banded_product(v: Banded, w: Banded) -> Any:
     lower, upper = min(v.lower + w.lower, n - 1), min(v.upper + w.upper, n - 1)
     if n == 0 or lower + upper + 1 > n:
         return NotImplemented
-    a, b = v._inside(), w._inside()
+    a, b = (x._inside().astype(dtype_of_sums(x.dtype)) for x in (v, w))
     terms = []
     for row in range(b.shape[-2]):
         # The column of A that meets column j of B is j + shift.
@@ -564,7 +566,7 @@ def _banded_product(v: Banded, w: Banded) -> Any:
         if abs(shift) < n:
             term = _padded(a, -1, -shift, shift) * b[..., row : row + 1, :]
             terms.append(_padded(term, -2, row, b.shape[-2] - 1 - row))
-    bands = functools.reduce(jnp.add, terms)
+    bands = functools.reduce(jnp.add, terms).astype(v.dtype)
     return Banded(bands, v.lower + w.lower, v.upper + w.upper).resized(lower, upper)
 
 

@@ -16,7 +16,7 @@ import jaxrewrite
 
 from .._base.contract import Labels, in_dtype, labels, transpose
 from .._base.sizes import is_at_most, is_less
-from .._base.structured import is_linear_cast, promoted, total
+from .._base.structured import dtype_of_sums, is_linear_cast, promoted, total
 from .matrix import Matrix, closed_hadamard
 
 
@@ -54,9 +54,9 @@ def sum_of_entries(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> 
     axes = (*(label for label in sizes if label not in (row, column)), row, column)
     shape = [sizes[label] for label in axes]
     dtype = params["preferred_element_type"] or jnp.result_type(x.dtype, y.dtype)
-    wide = _wide(promoted(promoted(x.dtype, y.dtype), dtype))
+    of_sums = dtype_of_sums(promoted(promoted(x.dtype, y.dtype), dtype))
     operands = [
-        _aligned(_cast(z, wide), of_z, axes, shape)
+        _aligned(_cast(z, of_sums), of_z, axes, shape)
         for z, of_z in ((x, named.x), (y, named.y))
     ]
     if any(z is NotImplemented for z in operands):
@@ -67,12 +67,6 @@ def sum_of_entries(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> 
     sums = total(sums, [i for i, label in enumerate(axes[:-1]) if label not in named.out])
     kept = tuple(label for label in axes if label in named.out)
     return transpose(sums, kept, named.out).astype(dtype)
-
-
-def _wide(dtype: Any) -> Any:
-    """The dtype of the products. Those of floats of 16 bits are rounded after the sum alone."""
-    is_short = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize <= 2
-    return promoted(dtype, jnp.float32) if is_short else dtype
 
 
 def _cast(z: Any, dtype: Any) -> Any:

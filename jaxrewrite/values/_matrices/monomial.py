@@ -248,7 +248,8 @@ class MultipleOfIdentity(OnDiagonal):
         if isinstance(other, MultipleOfIdentity):
             return self.map_entries(jnp.multiply, other)
         if isinstance(other, Matrix) and self.batch:
-            return other.scaled_rows(self.diagonal())
+            # On either side of the other matrix, which may have more rows than columns.
+            return other.scaled_rows(jnp.broadcast_to(self.c[..., None], other.shape[:-1]))
         # Zeros of the other matrix stay zeros, as in all products.
         return other.times_number(self.c) if isinstance(other, Matrix) else NotImplemented
 

@@ -7,6 +7,7 @@ They are not in `matrix`, because their results are often of types that are buil
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -122,7 +123,17 @@ def _(x: Matrix, y: ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any
         return NotImplemented
     if x.dtype != y.dtype:
         return NotImplemented
-    return lazily(matrix_product(*pair))
+    with _in_precision(params.get("precision")):
+        return lazily(matrix_product(*pair))
+
+
+def _in_precision(precision: Any) -> AbstractContextManager[Any]:
+    """Products of parts of matrices in the precision that a product of two has for both."""
+    first = precision[0] if isinstance(precision, tuple) else precision
+    if isinstance(first, lax.Precision):
+        return jax.default_matmul_precision(first.name.lower())
+    is_ready = isinstance(first, lax.DotAlgorithmPreset)
+    return jax.default_matmul_precision(first.name) if is_ready else nullcontext()
 
 
 # --- sums -------------------------------------------------------------------------------

@@ -418,7 +418,10 @@ class Sparse(Matrix):
                 constant_values=fill,
             )
 
-        padded_indices = [padded(self.indices, max(self.sizes))]
+        # An index as large as the size is that of padding.
+        indices = padded(self.indices, max(self.sizes))
+        ends = self.sizes if self.indptr is None else max(self.sizes)
+        padded_indices = [jnp.minimum(indices, jnp.asarray(ends, indices.dtype))]
         if self.indptr is not None:
             padded_indices.append(self.indptr)
         treedef = jax.tree.structure(self)

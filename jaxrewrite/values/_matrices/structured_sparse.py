@@ -279,7 +279,10 @@ def _index_dtype(m: int) -> Any:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _pruned(w: Any, n: int, m: int) -> NMSparse:
     groups = _groups_of(w, m)
-    largest = jnp.argsort(-jnp.abs(groups), axis=-2)[..., :n, :]
+    sizes = jnp.abs(groups)
+    if jnp.issubdtype(w.dtype, jnp.signedinteger):  # The least number has no opposite.
+        sizes = sizes.astype(w.dtype.name.replace("int", "uint"))
+    largest = jnp.argsort(sizes, axis=-2, descending=True)[..., :n, :]
     kept = jnp.sort(largest, axis=-2)
     values = jnp.take_along_axis(groups, kept, -2)
     return NMSparse(values, kept.astype(_index_dtype(m)), m)

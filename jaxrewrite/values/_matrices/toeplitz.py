@@ -344,10 +344,11 @@ class Circulant(Matrix):
         return _repeated(self.column[..., :1], self.column.shape[-1])
 
     def solve(self, x: Any, axis: int) -> Any:
-        return _circular(jnp.divide, self.column, x, axis, self.column.shape[-1])
+        column = as_inexact(self.column)
+        return _circular(jnp.divide, column, as_inexact(x), axis, column.shape[-1])
 
     def known_inverse(self) -> Any:
-        first = jnp.zeros_like(self.column).at[..., 0].set(1)
+        first = jnp.zeros_like(as_inexact(self.column)).at[..., 0].set(1)
         return Circulant(self.solve(first, self.column.ndim - 1))
 
     def known_solution(self, b: Any) -> Any:

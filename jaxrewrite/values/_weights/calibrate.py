@@ -16,6 +16,7 @@ from jaxtyping import Array, ArrayLike
 import jaxrewrite
 
 from .._base.progress import Progress
+from .._base.structured import dtype_of_sums
 from .fit import fitted_to
 from .fitted import METHODS
 from .quantised import Quantised
@@ -307,7 +308,8 @@ class _Record:
         kind, number = self._of
         if kind == "max":
             return number * most
-        return jnp.minimum(most, number * jnp.sqrt(jnp.sum(x**2) / max(x.size, 1)))
+        squares = jnp.square(x.astype(dtype_of_sums(x.dtype)))
+        return jnp.minimum(most, number * jnp.sqrt(jnp.sum(squares) / max(x.size, 1)))
 
     def note(self, product: _Product, index: Any, most: Any) -> None:
         """Note a product with what ``index`` is of, which may be several weights."""

@@ -2084,3 +2084,10 @@ def test_the_lowest_number_of_a_dtype_is_infinite_where_there_is_infinity():
     assert (lowest(jnp.float8_e4m3fn), highest(jnp.float8_e4m3fn)) == (-448, 448)
     assert (lowest(jnp.int8), highest(jnp.uint8)) == (-128, 255)
     assert (lowest(jnp.bool_), highest(jnp.bool_)) == (False, True)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "bool"])
+def test_all_bits_of_what_is_there(dtype):
+    x, mask = jnp.array([3, 7, 0]).astype(dtype), jnp.array([False, False, True])
+    found = jaxrewrite.transform(lambda x: lax.reduce_and(x, (0,)))(Masked(x, mask))
+    assert not found.mask and found.array == (3 if dtype != "bool" else True)

@@ -1,16 +1,27 @@
 """The methods of linear algebra, which every matrix has, against NumPy's functions."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from choose import every
+from jax import lax
 from reference import CASES
 
 import jaxrewrite
 from jaxrewrite import values
 from jaxrewrite.testing import assert_same
-from jaxrewrite.values import Circulant, Diagonal, LowRank, Product, Scaled, Sum
+from jaxrewrite.values import (
+    BlockDiagonal,
+    Circulant,
+    Diagonal,
+    LowRank,
+    Product,
+    Scaled,
+    Sum,
+)
 
 
 RNG = np.random.default_rng(0)
@@ -201,3 +212,23 @@ def test_a_kronecker_product_of_other_factors_than_square_ones_knows_its_diagona
     assert all(isinstance(x, Diagonal) for x in got[2:])
     for found, want in zip(got, fn(wide(v), wide(d)), strict=True):
         close(found, want)
+
+
+def test_circulant_matrices_of_integers_have_inverses_of_floats():
+    v = Circulant(jnp.array([2, 0, 0]))
+    np.testing.assert_allclose(v.inverse().materialise(), np.eye(3) / 2)
+    np.testing.assert_allclose(v.solve(jnp.arange(3), 0), [0, 0.5, 1], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "precision", ["highest", lax.Precision.HIGH, lax.DotAlgorithmPreset.F32_F32_F32]
+)
+def test_products_of_parts_have_the_precision_of_the_product(precision):
+    of_two = lambda a, b: jnp.matmul(a, b, precision=precision)
+    run = jaxrewrite.transform(of_two, materialise="forbid")
+    entries = jnp.ones((2, 3, 3))
+    told = lambda fn, *args: set(
+        re.findall(r"precision=(.+)", str(jax.make_jaxpr(fn)(*args)))
+    )
+    parts = told(lambda a: run(BlockDiagonal(a), BlockDiagonal(a)), entries)
+    assert parts == told(of_two, entries, entries) != set()

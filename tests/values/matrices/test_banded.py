@@ -417,3 +417,18 @@ def test_linear_algebra_oracle(name):
         got = jax.grad(jaxrewrite.transform(loss, materialise="allow"))(v, b)
         want = jax.grad(lambda v, b, loss=loss: loss(v.materialise(), b))(v, b)
         assert_same(got, want, 1e-8)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sums_over_diagonals_of_16_bits_are_rounded_once(dtype):
+    """As those of the dense product, whatever XLA does with casts in between."""
+    n, count = 64, 9
+    bands = jnp.ones((count, n), dtype).at[: count // 2].mul(30.0)
+    v = Banded.from_dense(Banded(bands, 4, 4).materialise(), 4, 4)
+    ones = jnp.ones(n, dtype)
+    with jax.disable_jit():
+        product, both = v @ ones, (v @ v).materialise()
+    wide = np.asarray(v.materialise(), np.float64)
+    eps = float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(np.asarray(product, float), wide.sum(-1), rtol=eps)
+    np.testing.assert_allclose(np.asarray(both, float), wide @ wide, rtol=eps)

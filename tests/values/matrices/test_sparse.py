@@ -541,3 +541,20 @@ def test_single_entries_of_groups():
         entries = lambda w, *places: w[places]
         got = jaxrewrite.transform(entries, materialise="forbid")(w, *places)
         np.testing.assert_array_equal(got, w.materialise()[places])
+
+
+def test_pruned_integers_keep_their_largest_entries():
+    """Whose opposites wrap around, of unsigned ones and of the least one."""
+    for dtype, least in (("uint8", 3), ("int8", -128)):
+        w = jnp.array([[0], [least], [0], [1]], dtype)
+        np.testing.assert_array_equal(NMSparse.from_dense(w).materialise(), w)
+
+
+def test_padding_of_a_wide_matrix_is_at_the_ends_of_both_axes():
+    few, many = (
+        Sparse.from_dense(jnp.zeros((2, 5)).at[1, :count].set(1.0)) for count in (1, 4)
+    )
+    choose = jax.jit(lambda p, a, b: lax.cond(p, lambda: a, lambda: b))
+    chosen = jaxrewrite.transform(choose, materialise="forbid")(jnp.array(True), few, many)
+    for same in (Sparse(chosen.matrix), chosen.transposed().transposed()):
+        np.testing.assert_array_equal(same.materialise(), few.materialise())
