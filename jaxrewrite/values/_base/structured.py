@@ -337,6 +337,11 @@ def as_inexact(x: Any) -> Any:
     return x if inexact(x) else x.astype(float)
 
 
+def over_batch(fn: Callable[..., Any], axes: int) -> Callable[..., Any]:
+    """A function of one matrix, for a stack of so many batch axes."""
+    return functools.reduce(lambda of_one, _: jax.vmap(of_one), range(axes), fn)
+
+
 # --- several slices or arrays at once, by the primitives for one ------------------------
 
 # A type may have a better rule for all slices or arrays at once, so these come last.

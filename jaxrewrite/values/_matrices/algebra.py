@@ -66,6 +66,10 @@ class LinearAlgebra:
         for name in METHODS & vars(cls).keys():
             setattr(cls, name, on_arrays(vars(cls)[name]))
 
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return _shape(self)[:-2]
+
     # Functions that a square matrix may know in closed form. Rules and the methods below ask them.
     # NotImplemented means that JAX's function has to give the answer.
 

@@ -16,7 +16,14 @@ import jaxrewrite
 
 from .._base.loops import scan
 from .._base.sizes import are_known, checked_size
-from .._base.structured import alike, as_inexact, differs, dtype_of_sums, zero_unless
+from .._base.structured import (
+    alike,
+    as_inexact,
+    differs,
+    dtype_of_sums,
+    over_batch,
+    zero_unless,
+)
 from .determinant import Determinant
 from .matrix import Matrix, check_square, nan_if_any_is, on_axis, solve_columns, unpivoted
 from .monomial import OnDiagonal
@@ -74,13 +81,8 @@ class _Bands(Matrix):
             lower, upper = min(v.lower, w.lower), min(v.upper, w.upper)
             v, w = v.resized(lower, upper), w.resized(lower, upper)
             return Banded(v.bands * w.bands, lower, upper)
-        if not isinstance(other, Matrix) or other.batch:
-            return NotImplemented
         i, j = v.indices()
-        entries = other.at(jnp.clip(i, 0, v.shape[-1] - 1), j)
-        if entries is NotImplemented:
-            return NotImplemented
-        return Banded(v.bands * entries, v.lower, v.upper)
+        return v._times_entries(other, jnp.clip(i, 0, v.shape[-1] - 1), j)
 
     def join(self, other: Any) -> Any:
         v, w = self.as_banded(), _as_banded(other)
@@ -280,9 +282,7 @@ class Banded(_Bands):
         if self.lower and not self.upper:
             return self.reversed()._solve(b[..., ::-1, :])[..., ::-1, :]
         solve = functools.partial(_solve_rows, lower=self.lower)
-        for _ in self.batch:
-            solve = jax.vmap(solve)
-        return solve(self._rows(), b)
+        return over_batch(solve, len(self.batch))(self._rows(), b)
 
     def solve(self, x: Any, axis: int) -> Any:
         def solve(v: Banded) -> Callable[..., Any]:
@@ -297,15 +297,12 @@ class Banded(_Bands):
         if not self.lower or not self.upper:
             return Determinant.of(self.diagonal())
         pivots = functools.partial(_signed_pivots, lower=self.lower)
-        for _ in self.batch:
-            pivots = jax.vmap(pivots)
-        return Determinant.of(pivots(as_inexact(self._rows())))
+        rows = as_inexact(self._rows())
+        return Determinant.of(over_batch(pivots, len(self.batch))(rows))
 
     def known_cholesky(self) -> Any:
-        fn = _cholesky_rows
-        for _ in self.batch:
-            fn = jax.vmap(fn)
-        columns = fn(self.resized(self.lower, 0)._rows())
+        rows = self.resized(self.lower, 0)._rows()
+        columns = over_batch(_cholesky_rows, len(self.batch))(rows)
         factor = Banded(jnp.swapaxes(columns, -1, -2), self.lower, 0)
         return Banded(nan_if_any_is(factor._inside(), len(self.batch)), self.lower, 0)
 

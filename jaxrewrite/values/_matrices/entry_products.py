@@ -16,7 +16,7 @@ import jaxrewrite
 
 from .._base.contract import Labels, in_dtype, labels, transpose
 from .._base.sizes import is_at_most, is_less
-from .._base.structured import dtype_of_sums, is_linear_cast, promoted, total
+from .._base.structured import dtype_of_sums, is_linear_cast, over_batch, promoted, total
 from .matrix import Matrix, closed_hadamard
 
 
@@ -97,10 +97,7 @@ def _sums_of_rows(x: Any, y: Any) -> Any:
         return jaxrewrite.materialise(total(product, [x.ndim - 1]))
     if not (_knows_rows(x) and _knows_rows(y)):
         return NotImplemented
-    sums = _sums_by_rows
-    for _ in x.shape[:-2]:
-        sums = jax.vmap(sums)
-    return sums(x, y)
+    return over_batch(_sums_by_rows, x.ndim - 2)(x, y)
 
 
 def _knows_rows(z: Any) -> bool:
@@ -117,9 +114,7 @@ def _knows_rows(z: Any) -> bool:
         is_one = z.shape == size and _rows_at(z, asked) is not NotImplemented
         return () if is_one else None
 
-    for _ in batch:
-        probe = jax.vmap(probe)
-    return jax.eval_shape(probe, z) == ()
+    return jax.eval_shape(over_batch(probe, len(batch)), z) == ()
 
 
 def _rows_at(z: Any, i: Any) -> Any:

@@ -257,10 +257,6 @@ class Matrix(LinearAlgebra, Structured):
     def has_zeros(self) -> bool:
         return self.entries == "pattern" or super().has_zeros
 
-    @property
-    def batch(self) -> tuple[int, ...]:
-        return self.shape[:-2]
-
     def tangent(self, leaf_tangents: Any) -> Any:
         # The entries are linear in the floating leaves. The others may be the places of the
         # entries, which a tangent has as well.

@@ -24,7 +24,7 @@ from .._base.structured import (
     disproved,
     inexact,
     is_class,
-    one_where,
+    over_batch,
     promoted,
     total,
     zero_unless,
@@ -48,6 +48,12 @@ class Rows(Matrix):
     @abc.abstractmethod
     def weights(self) -> Any:
         r"""The entries, of shape (\*batch, n)."""
+
+    def materialise(self) -> Any:
+        dense = zero_unless(
+            is_class(self.columns(), self.classes), self.weights()[..., None]
+        )
+        return dense if self.axis == -1 else jnp.swapaxes(dense, -2, -1)
 
     def transposed(self) -> Any:
         held: Any = self
@@ -223,12 +229,6 @@ class OneHot(Rows):
     def aval(self) -> Any:
         return self.shape_of(self.of_dtype)
 
-    def materialise(self) -> Any:
-        columns = self.columns()
-        there = is_class(columns, self.classes)
-        dense = one_where(there, self.of_dtype)
-        return dense if self.axis == -1 else jnp.swapaxes(dense, -2, -1)
-
     def weights(self) -> Any:
         return jnp.ones(self.indices.shape, self.of_dtype)
 
@@ -298,12 +298,6 @@ class Picked(Rows):
     def aval(self) -> Any:
         return self.shape_of(self.values.dtype)
 
-    def materialise(self) -> Any:
-        columns = self.columns()
-        there = is_class(columns, self.classes)
-        dense = zero_unless(there, self.values[..., None])
-        return dense if self.axis == -1 else jnp.swapaxes(dense, -2, -1)
-
     def weights(self) -> Any:
         return self.values
 
@@ -344,11 +338,11 @@ def _scattered(x: Any, columns: Any, classes: int, axis: int) -> Any:
         sums = jnp.zeros((classes, *rows.shape[1:]), rows.dtype)
         return sums.at[columns].add(rows, mode="drop")
 
-    for _ in range(batch):
-        add_up = jax.vmap(add_up)
     wide = promoted(x.dtype, jnp.float32 if inexact(x) else jnp.int32)
     rows = jnp.moveaxis(x, axis, batch).astype(wide)
-    return jnp.moveaxis(add_up(columns, rows), batch, axis).astype(x.dtype)
+    return jnp.moveaxis(over_batch(add_up, batch)(columns, rows), batch, axis).astype(
+        x.dtype
+    )
 
 
 @register("reduce_sum")

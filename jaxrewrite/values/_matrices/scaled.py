@@ -153,10 +153,6 @@ class Scaled(LinearAlgebra, Linear):
     # --- linear algebra, as in a `Matrix` -----------------------------------------------
 
     @property
-    def batch(self) -> tuple[int, ...]:
-        return self.shape[:-2]
-
-    @property
     def solvable(self) -> bool:
         return isinstance(self.x, LinearAlgebra) and self.x.solvable
 

@@ -30,7 +30,7 @@ from jaxrewrite import register
 from jaxrewrite._display import brief
 
 from .._base.sizes import are_known, least_bound
-from .._base.structured import alike, concrete, is_known, on_known, zero_unless
+from .._base.structured import alike, concrete, is_known, on_known, over_batch, zero_unless
 from .iterative import BY_PRODUCTS
 from .matrix import Matrix, apply_dense
 from .monomial import Diagonal, Identity
@@ -278,9 +278,6 @@ class Sparse(Matrix):
         data = jnp.where(self.stored(), self.data, jnp.ones_like(self.data))
         return self.with_data(fn(data, *(other.data for other in others)))
 
-    def cast(self, dtype: Any) -> Self:
-        return self.with_data(self.data.astype(dtype))
-
     def pick(self, dense: Any) -> Self:
         pick = jnp.vectorize(lambda x, i, j: x[i, j], signature="(n,m),(e),(e)->(e)")
         return self.with_data(pick(dense, *self.places()))
@@ -378,10 +375,7 @@ class Sparse(Matrix):
             if not isinstance(other, Sparse):
                 return NotImplemented
             return jax.vmap(lambda v, w: v.hadamard(w))(self, other)
-        entries = other.at(*self.places())
-        if entries is NotImplemented:
-            return NotImplemented
-        return self.with_data(self.data * entries)
+        return self._times_entries(other, *self.places())
 
     def solve(self, x: Any, axis: int) -> Any:
         if self.batch:
@@ -502,10 +496,7 @@ def _union(data: Any, x: BCOO, y: BCOO) -> BCOO:
     dtype = jnp.result_type(x.indices, y.indices)
     indices = jnp.concatenate([x.indices.astype(dtype), y.indices.astype(dtype)], -2)
     *_, n, m = x.shape
-    add = partial(_added, shape=(n, m))
-    for _ in range(x.n_batch):
-        add = jax.vmap(add)
-    held = add(data, indices)
+    held = over_batch(partial(_added, shape=(n, m)), x.n_batch)(data, indices)
     return BCOO(held, shape=(*x.shape, *data.shape[x.n_batch + 1 :]), unique_indices=True)
 
 

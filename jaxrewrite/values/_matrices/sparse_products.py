@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.sparse import BCOO, BCSR, bcoo_dot_general, bcsr_dot_general
 
-from .._base.structured import vary_as, varying_axes
+from .._base.structured import over_batch, vary_as, varying_axes
 from .triangle import with_tangent
 
 
@@ -73,9 +73,7 @@ def _column_by_column(matrix: BCOO, x: Any) -> Any:
         rows, columns = indices.T
         return _by_entries(n, data, rows, columns, x)
 
-    multiply = jax.vmap(of_one, (None, None, 1), 1)
-    for _ in range(batch):
-        multiply = jax.vmap(multiply)
+    multiply = over_batch(jax.vmap(of_one, (None, None, 1), 1), batch)
     rows, columns = x.shape[: batch + 1], x.shape[batch + 1 :]
     y = multiply(matrix.data, matrix.indices, x.reshape(*rows, math.prod(columns)))
     return y.reshape(*y.shape[:-1], *columns)

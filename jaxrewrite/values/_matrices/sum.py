@@ -142,10 +142,6 @@ class Sum(LinearAlgebra, Linear):
 
     # --- linear algebra, as in a `Matrix` -----------------------------------------------
 
-    @property
-    def batch(self) -> tuple[int, ...]:
-        return self.shape[:-2]
-
     def _solver(self) -> SumSolver | None:
         solvers = (find(self) for find in _solvers) if is_square(self) else ()
         return next((solver for solver in solvers if solver is not None), None)
