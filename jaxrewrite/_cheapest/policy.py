@@ -155,7 +155,9 @@ class ChoosingRewriter(Rewriter):
         # What is dense already costs nothing here, and only here.
         is_shared = any(trial.is_dense(x) for x in operands if is_value(x))
         leaves, in_tree = tree_flatten(operands)
-        key = (in_tree, *avals_of(leaves), site is None, trial.rewriting.settings.key())
+        rewriting = trial.rewriting
+        state = rewriting.settings.key(), bool(rewriting.passes), _compat.trace_context()
+        key = (in_tree, *avals_of(leaves), site is None, *state)
         cache = None if is_shared else _plans.of(jaxpr)
         try:
             kept: Plan | None = None if cache is None else cache.get(key)
