@@ -95,11 +95,8 @@ class Pattern:
         self.keep = keep
         parameters = _parameters(before, "The function that a pattern looks for")
         rule_parameters = _parameters(fn, "A pattern rule")
-        hints = {
-            **read_hints(fn, name_of(fn), namespace),
-            **_hints_or_none(before, namespace),
-        }
         rule_hints = read_hints(fn, name_of(fn), namespace)
+        hints = {**rule_hints, **_hints_or_none(before, namespace)}
         self.names = _operand_names(parameters, rule_parameters, self)
         annotations = [rule_hints.get(name, Any) for name in self.names]
         # The operands that are numbers in the program, with their types.
@@ -253,7 +250,7 @@ class Pattern:
 
         return call
 
-    def check(self, traced: Traced, count: int) -> None:
+    def check(self, traced: Traced) -> None:
         """Raise if no pattern can be made of a trace."""
         graph = traced.graph
         effects = [node.eqn for node in graph.nodes if not can_match(node.eqn)]

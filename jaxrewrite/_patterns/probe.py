@@ -375,7 +375,7 @@ class Forms:
             if errors is not None:
                 errors.append(traced)
             return False
-        self.pattern.check(traced, len(args))
+        self.pattern.check(traced)
         self._tried[key] = True
         self._used |= {ref[1] for ref in traced.graph.refs() if ref[0] in _OPERANDS}
         self._add(traced.graph, args, statics, variant)

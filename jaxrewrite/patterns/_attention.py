@@ -13,6 +13,8 @@ A scale that multiplies the queries stays where it is, outside of the pattern.
 # mypy: disable-error-code="valid-type, index, type-arg, name-defined, attr-defined"
 
 import functools
+import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -237,82 +239,64 @@ _Mask = Bool[Array, "..."]
 _Scale = Float[Array, ""]
 
 
-def _register_layout(rules: Rules, layout: _Layout) -> None:
-    """Register the patterns of one layout: with and without bias and mask."""
+def _register_layout(
+    rules: Rules, layout: _Layout, scaling: str | None, has_bias: bool, has_mask: bool
+) -> None:
+    """Register the pattern of one layout with logits that are scaled, biased and masked so.
+
+    ``scaling`` is ``"times"`` or ``"over"`` a scale, or ``None``.
+    """
     Query, Key, weights, output, attend = layout
+    types = {"q": Query, "k": Key, "v": Key}
+    types |= {"scale": _Scale} if scaling else {}
+    types |= {"bias": _Bias} if has_bias else {}
+    types |= {"mask": _Mask, "fill": float} if has_mask else {}
+    names = list(types)[3:]
 
-    def plain(q, k, v, *, upcast: bool):
-        _refuse(q, k, v, upcast)
-        return _end(output, weights(q, k), v, upcast)
-
-    @rules.rewrite(plain)
-    def attention(q: Query, k: Key, v: Key, *, upcast):
-        return attend(q, k, v)
-
-    def biased(q, k, v, bias, *, upcast: bool):
-        _refuse(q, k, v, upcast, bias)
-        return _end(output, weights(q, k) + bias, v, upcast)
-
-    @rules.rewrite(biased)
-    def attention_biased(q: Query, k: Key, v: Key, bias: _Bias, *, upcast):
-        return attend(q, k, v, bias=bias)
-
-    def masked(q, k, v, mask, fill, *, upcast: bool):
-        _refuse(q, k, v, upcast, mask)
-        return _end(output, jnp.where(mask, weights(q, k), fill), v, upcast)
-
-    @rules.rewrite(masked)
-    def attention_masked(q: Query, k: Key, v: Key, mask: _Mask, fill: float, *, upcast):
-        return attend(q, k, v, mask=mask, fill=fill)
-
-    def biased_and_masked(q, k, v, bias, mask, fill, *, upcast: bool):
-        _refuse(q, k, v, upcast, bias, mask)
-        return _end(output, jnp.where(mask, weights(q, k) + bias, fill), v, upcast)
-
-    @rules.rewrite(biased_and_masked)
-    def attention_biased_and_masked(
-        q: Query, k: Key, v: Key, bias: _Bias, mask: _Mask, fill: float, *, upcast
-    ):
-        return attend(q, k, v, bias=bias, mask=mask, fill=fill)
-
-
-def _register_scaled(rules: Rules, layout: _Layout, divide: bool) -> None:
-    """Register the patterns of one layout in which the logits are scaled."""
-    Query, Key, weights, output, attend = layout
-
-    def scaled(q: Any, k: Any, scale: Any) -> Any:
+    def before(q, k, v, *more, upcast):
+        of = dict(zip(names, more, strict=True))
+        _refuse(q, k, v, upcast, *(of[name] for name in ("bias", "mask") if name in of))
         w = weights(q, k)
-        return w / scale if divide else w * scale
+        logits = w
+        if scaling:
+            logits = w / of["scale"] if scaling == "over" else w * of["scale"]
+        if has_bias:
+            logits = logits + of["bias"]
+        if has_mask:
+            logits = jnp.where(of["mask"], logits, of["fill"])
+        if logits.shape != w.shape:
+            raise TypeError("A bias and a mask have no more queries, keys or heads.")
+        return _end(output, logits, v, upcast)
 
-    def plain(q, k, v, scale, *, upcast: bool):
-        _refuse(q, k, v, upcast)
-        return _end(output, scaled(q, k, scale), v, upcast)
+    def attention(q, k, v, *more, upcast):
+        of = dict(zip(names, more, strict=True))
+        if scaling == "over":
+            scale = of["scale"]
+            of["scale"] = 1 / (
+                scale.astype(jnp.float32) if scale.dtype.itemsize < 4 else scale
+            )
+        return attend(q, k, v, **of)
 
-    @rules.rewrite(plain)
-    def attention_scaled(q: Query, k: Key, v: Key, scale: _Scale, *, upcast):
-        return attend(q, k, v, scale=1 / scale if divide else scale)
-
-    def biased(q, k, v, scale, bias, *, upcast: bool):
-        _refuse(q, k, v, upcast, bias)
-        return _end(output, scaled(q, k, scale) + bias, v, upcast)
-
-    @rules.rewrite(biased)
-    def attention_scaled_biased(
-        q: Query, k: Key, v: Key, scale: _Scale, bias: _Bias, *, upcast
-    ):
-        return attend(q, k, v, scale=1 / scale if divide else scale, bias=bias)
-
-    def masked(q, k, v, scale, mask, fill, *, upcast: bool):
-        _refuse(q, k, v, upcast, mask)
-        w = jnp.where(mask, scaled(q, k, scale), fill)
-        return _end(output, w, v, upcast)
-
-    @rules.rewrite(masked)
-    def attention_scaled_masked(
-        q: Query, k: Key, v: Key, scale: _Scale, mask: _Mask, fill: float, *, upcast
-    ):
-        scale = 1 / scale if divide else scale
-        return attend(q, k, v, scale=scale, mask=mask, fill=fill)
+    parts = {
+        "scaled": scaling,
+        "biased": has_bias,
+        "and": has_bias and has_mask,
+        "masked": has_mask,
+    }
+    name = "_".join(["attention", *(part for part, is_there in parts.items() if is_there)])
+    attention.__name__ = attention.__qualname__ = name
+    positional, keyword = (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
+    parameters = [
+        *(inspect.Parameter(name, positional) for name in types),
+        inspect.Parameter("upcast", keyword),
+    ]
+    attention.__annotations__, before.__annotations__ = types, {"upcast": bool}
+    for fn in (before, attention):
+        vars(fn)["__signature__"] = inspect.Signature(parameters)
+    rules.rewrite(before)(attention)
 
 
 def _register_equinox(rules: Rules, fused: _Fused) -> None:
@@ -419,10 +403,9 @@ def attention_rules(implementation: str | None = None) -> Rules:
     rules = Rules()
     fused = _Fused(implementation)
     linen, *others = _layouts(fused)
-    for layout in (linen, *others):
-        _register_layout(rules, layout)
-        for divide in (False, True):
-            _register_scaled(rules, layout, divide)
+    logits = itertools.product((None, "times", "over"), (False, True), (False, True))
+    for layout, form in itertools.product((linen, *others), [*logits]):
+        _register_layout(rules, layout, *form)
     _register_bert(rules, linen)
     _register_equinox(rules, fused)
     _register_jax(rules, fused)

@@ -428,6 +428,8 @@ def update_of_selected(p: Bool[Array, ""], x, i: Integer[Array, ""], v):
 
 def selected_slice(p, x, i, v):
     _refuse(x, v)
+    if v.shape not in (x.shape[1:], (1, *x.shape[1:])):
+        raise TypeError("The update is one row: JAX's function takes others, too.")
     return jnp.where(p, lax.dynamic_update_index_in_dim(x, v, i, 0), x)
 
 

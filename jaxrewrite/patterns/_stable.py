@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -75,7 +76,9 @@ def rounded_once(fn: Callable[..., Any]) -> Callable[..., Any]:
         if not any(map(is_short, operands)):
             return fn(*operands, **statics)
         dtype = jnp.result_type(*filter(is_floating, operands))
-        out = fn(*map(widened, operands), **statics)
+        # A number in the program is one of the dtype, and not the decimal that it is shown as.
+        numbers = (np.asarray(x, dtype).item() if type(x) is float else x for x in operands)
+        out = fn(*map(widened, numbers), **statics)
         return out if out is NotImplemented else out.astype(dtype)
 
     return rounded
@@ -277,7 +280,7 @@ def difference_of_squares(x, y):
     """
     x, y = jnp.abs(x), jnp.abs(y)
     # The sum of equal numbers may be infinite, and their difference is 0.
-    return (x - y) * jnp.minimum(x + y, jnp.finfo(x.dtype).max)
+    return (x - y) * jnp.minimum(x + y, jnp.finfo(jnp.result_type(x, y)).max)
 
 
 @difference_of_squares.defjvp
@@ -582,7 +585,10 @@ def log_mean_exp(x: Real, *, axis, keepdims):
     shift = jnp.where(jnp.abs(shift) < 1, 0, shift)  # Small numbers may have a mean of 0.
     mean = jnp.mean(jnp.exp(x - shift), axis=axis, keepdims=keepdims)
     less_one = jnp.mean(expm1(x - shift), axis=axis, keepdims=keepdims)
-    out = jnp.where(less_one > -0.5, jnp.log1p(less_one), jnp.log(mean))
+    is_near = less_one > -0.5
+    # Where it is -1 after rounding, the logarithm that is not taken has no derivative.
+    near = jnp.log1p(jnp.where(is_near, less_one, 0))
+    out = jnp.where(is_near, near, jnp.log(mean))
     return out + shift.reshape(out.shape)
 
 

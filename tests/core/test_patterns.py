@@ -12,6 +12,7 @@ import pytest
 from choose import often, slow
 from jax import lax
 from jax.experimental.layout import Format, Layout
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
 from jaxtyping import Array, Float, Int
 from reference.low_rank import LowRank
@@ -590,6 +591,42 @@ def test_registering_again_replaces():
     np.testing.assert_allclose(
         transform(lambda x: jnp.sin(jnp.cos(x)), rules=rules)(X), 2 * X
     )
+
+
+def test_equal_code_in_two_modules_is_of_two_functions():
+    """Names in the code are those of the module, and may be of different things."""
+
+    def looked_for(name):
+        module = {"jnp": jnp}
+        exec(f"inner = jnp.{name}\nbefore = lambda x: 2 * inner(x)", module)  # noqa: S102
+        return module["before"]
+
+    rules = Rules()
+    functions = [looked_for("sin"), looked_for("cos")]
+    for number, before in enumerate(functions):
+
+        def after(x):
+            return jnp.full_like(x, number)  # noqa: B023
+
+        rules.rewrite(before)(after)
+    for number, before in enumerate(functions):
+        np.testing.assert_array_equal(transform(before, rules=rules)(X), 0 * X + number)
+
+
+def test_a_match_is_within_one_context():
+    """What is told to the compiler of a part is not for what takes the place of all."""
+
+    def partly(x):
+        with set_xla_metadata(part="first"):
+            y = jnp.exp(x)
+        return jnp.log(y.sum())
+
+    whole = lambda x: jnp.log(jnp.exp(x).sum())
+    rules = table((whole, lambda x: x.sum()))
+    assert [step.rule is not None for step in explain(whole, rules=rules)(X).steps] == [
+        True
+    ]
+    assert not [step for step in explain(partly, rules=rules)(X).steps if step.rule]
 
 
 def test_patterns_of_the_global_table():

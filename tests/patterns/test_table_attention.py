@@ -127,10 +127,26 @@ def alibi(q, k, v, bias):
     return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(logits + bias), v)
 
 
-def graphormer(q, k, v, bias):
-    """Ying and others 2021, (6): distances in a graph, heads last."""
-    logits = jnp.einsum("...qhd,...khd->...hqk", q, k) / jnp.sqrt(q.shape[-1])
-    return jnp.einsum("...hqk,...khd->...qhd", jax.nn.softmax(logits + bias), v)
+def bloom(q, k, v, bias):
+    """A decoder with the biases of `alibi` (Le Scao et al. 2022), heads first."""
+    logits = jnp.einsum("bhqd,bhkd->bhqk", q, k) * 8**-0.5 + bias
+    seen = jnp.tril(jnp.ones(logits.shape[-2:], bool))
+    logits = jnp.where(seen, logits, jnp.finfo(logits.dtype).min)
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(logits), v)
+
+
+def graphormer(q, k, v, bias, nodes=None):
+    """Ying and others 2021, (6): distances in a graph, heads last; of padded graphs, too."""
+    logits = jnp.einsum("...qhd,...khd->...hqk", q, k) / jnp.sqrt(q.shape[-1]) + bias
+    if nodes is not None:
+        logits = jnp.where(nodes, logits, -1e9)
+    return jnp.einsum("...hqk,...khd->...qhd", jax.nn.softmax(logits), v)
+
+
+def evoformer(q, k, v, pairs, mask):
+    """Jumper and others 2021, algorithm 7: rows attend with a bias of pairs of residues."""
+    scores = q @ jnp.swapaxes(k, -1, -2) / jnp.sqrt(q.shape[-1]) + pairs
+    return jax.nn.softmax(jnp.where(mask, scores, -1e9), axis=-1) @ v
 
 
 def swin(q, k, v, bias):
@@ -286,6 +302,17 @@ FORMS = {
     ),
     "haiku": (haiku, (Q, K, V), "attention_scaled"),
     "graphormer": (graphormer, (Q, K, V, BIAS), "attention_scaled_biased"),
+    "graphormer padded": (
+        graphormer,
+        (Q, K, V, BIAS, MASK[:, :1, :1]),
+        "attention_scaled_biased_and_masked",
+    ),
+    "bloom": (bloom, (*heads_first(Q, K, V), BIAS), "attention_scaled_biased_and_masked"),
+    "evoformer": (
+        evoformer,
+        (*heads_first(Q, K, V), BIAS, MASK),
+        "attention_scaled_biased_and_masked",
+    ),
     "swin": (swin, (*heads_first(Q, K, V), BIAS), "attention_biased"),
     "t5": (t5, (Q, K, V, BIAS[0]), "attention_biased"),
     "alibi of one": (alibi, (*heads_first(Q, K, V), BIAS[:1]), "attention_scaled_biased"),
@@ -529,3 +556,20 @@ def test_a_product_of_vectors_in_bfloat16_compiles():
         q, k = (normal(8, n, size).astype("bfloat16") for n in (queries, keys))
         close(attend(q, k, k), one_head(q, k, k), 1e-2)
     assert len(answers) == 1
+
+
+@pytest.mark.parametrize(
+    ("queries", "bias"), [((2, 1, 4, 8), (2, 4, 5, 6)), ((1, 1, 4, 8), (4, 4, 1, 6))]
+)
+def test_a_bias_of_more_queries_or_elements_stays(queries, bias):
+    """It has the logits of each of them, and the result is of their shape."""
+
+    def attention(q, k, v, bias):
+        logits = jnp.einsum("...qhd,...khd->...hqk", q, k) + bias
+        return jnp.einsum("...hqk,...khd->...qhd", jax.nn.softmax(logits), v)
+
+    kept = K[: queries[0]]
+    args = normal(0, *queries), kept, kept, normal(1, *bias)
+    assert not found(attention, *args)
+    got = jaxrewrite.transform(attention, rules=rules)(*args)
+    assert_same(got, attention(*args), 1e-5)

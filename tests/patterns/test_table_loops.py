@@ -774,3 +774,17 @@ def test_rows_that_end_at_different_times_are_updated_in_place():
     assert_same(jax.jvp(got, (x,), (x,)), jax.jvp(fn, (x,), (x,)), 1e-10)
     # With one predicate there is nothing to select.
     assert found(lambda x: fill(3, x), x[0]) == []
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 1), (1, 2)])
+@pytest.mark.parametrize("flag", [True, False])
+def test_updates_of_more_or_fewer_than_one_row_stay(shape, flag):
+    """JAX's functions take them, as for several tokens of a cache."""
+
+    def update(flag, x, v, i):
+        return jnp.where(flag, lax.dynamic_update_slice_in_dim(x, v, i, 0), x)
+
+    args = jnp.array(flag), normal(0, 4, 3), normal(1, *shape), jnp.array(3)
+    assert not found(update, *args)
+    got = jaxrewrite.transform(update, rules=rules)(*args)
+    np.testing.assert_array_equal(got, update(*args))

@@ -585,3 +585,29 @@ def test_nothing_is_worse_at_any_number_of_16_bits_compiled_or_not(
         numbers = [number] * len(pattern.scalars)
         if dtype != np.float16 or number is None or abs(number) < 1e5:
             assert_no_result_is_worse(pattern, statics, dtype, numbers, run, 1)
+
+
+def test_numbers_of_programs_are_those_of_their_dtype():
+    """A number of 16 bits is shown as a shorter decimal, which is another number."""
+    number = np.float16(0.1)
+    x = jnp.float16(-0.10003662)
+    difference = lambda x: 1 / x - 1 / (x + number)
+    got = jaxrewrite.transform(difference, rules=patterns.stable)(x)
+    exact = 1 / float(x) - 1 / (float(x) + float(number))
+    np.testing.assert_allclose(got, exact, rtol=1e-3)
+
+
+def test_differences_of_squares_of_two_dtypes():
+    squares = lambda x, y: jnp.square(x) - jnp.square(y)
+    with jax.enable_x64(True):
+        args = jnp.float32(1), jnp.float64(1e100)
+        got = jaxrewrite.transform(squares, rules=patterns.stable)(*args)
+        np.testing.assert_allclose(got, squares(*args), rtol=1e-12)
+
+
+def test_the_gradient_of_a_mean_of_very_many_exponentials():
+    """One of them is all of the mean, which less one is -1 up to rounding."""
+    x = jnp.full(2**25, -50.0).at[0].set(2.0)
+    mean = lambda x: jnp.log(jnp.mean(jnp.exp(x)))
+    gradient = jax.grad(jaxrewrite.transform(mean, rules=patterns.stable))(x)
+    np.testing.assert_allclose(gradient[:2], [1, np.exp(-52)], rtol=1e-4)
