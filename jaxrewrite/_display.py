@@ -379,8 +379,8 @@ def nbytes_of(leaf: Any) -> int:
 
 
 def bytes_text(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5 or unit == "TB":
             break
         count /= 1000
     return f"{count:.3g} {unit}"

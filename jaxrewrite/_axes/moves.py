@@ -493,8 +493,12 @@ def in_grids(
 
 
 def _alike(values: Any, column: Sequence[Any], ndim: int, axis: int | None) -> list[Any]:
-    """Leaves in the grid, in the coarsest blocks that divide those of all."""
-    grid = finest(*(x.shape[:ndim] for x in column))
+    """Leaves in the grid, in the coarsest blocks that divide those of all.
+
+    Along the axis itself, the sizes of blocks count and not their number.
+    """
+    ones = range(ndim) if axis is None else (*range(axis), None, *range(axis + 1, ndim))
+    grid = finest(*([1 if i is None else x.shape[i] for i in ones] for x in column))
     lengths = [0 if axis is None else v.shape[axis] for v in values]
     size = 0
     if axis is not None:

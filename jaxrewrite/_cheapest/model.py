@@ -77,15 +77,13 @@ _ENTRYWISE = (
 # Seconds for each entry, and for each slice, that a gather reads or a scatter writes.
 _ENTRY, _SLICE = 0.8e-9, 1e-9
 _GATHERS = frozenset({"gather"})
-_SCATTERS = _names(
-    "scatter scatter-add scatter-mul scatter-min scatter-max scatter-sub scatter_apply"
-)
+_SCATTERS = _names("scatter scatter-add scatter-mul scatter-min scatter-max scatter-sub")
 
 # They read no more of their operands than they write.
 _SLICES = _GATHERS | {"slice", "dynamic_slice"}
 
 # They are other names for their operands.
-_ALIASES = _names("reshape squeeze expand_dims copy_p stop_gradient")
+_ALIASES = _names("reshape squeeze copy_p stop_gradient")
 
 # What a compiler does not fuse into its neighbours, beside equations with such ones inside.
 _ALONE = _names(

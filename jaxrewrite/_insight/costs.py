@@ -106,7 +106,7 @@ def _forward(eqn: JaxprEqn) -> Any:
 # The functions in these say how entries are combined, and are counted for each entry.
 _WITH_ENTRYWISE_BODY = _names(
     "reduce reduce_window scatter scatter-add scatter-mul scatter-min scatter-max "
-    "scatter-sub scatter_apply"
+    "scatter-sub"
 )
 
 
@@ -290,10 +290,10 @@ _FAMILIES = {
     ),
     _operand_size: (
         "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor "
-        "argmax argmin reduce cumsum cumprod cummax cummin cumlogsumexp psum psum2 "
+        "argmax argmin reduce cumsum cumprod cummax cummin cumlogsumexp psum "
         "psum_invariant pmax pmin reduce_scatter"
     ),
-    _updates: ("scatter-add scatter-mul scatter-min scatter-max scatter-sub scatter_apply"),
+    _updates: ("scatter-add scatter-mul scatter-min scatter-max scatter-sub"),
 }
 for _count, _family in _FAMILIES.items():
     _COUNTS |= dict.fromkeys(_names(_family), _count)

@@ -68,7 +68,7 @@ def _change(pair: tuple[float, float]) -> str:
 def amount(number: float) -> str:
     """A number with three digits and a prefix."""
     prefixes = ["", " k", " M", " G", " T"]
-    while abs(number) >= 1000 and len(prefixes) > 1:
+    while abs(number) >= 999.5 and len(prefixes) > 1:  # Three digits of it are 1e+03.
         number /= 1000
         del prefixes[0]
     return f"{number:.3g}{prefixes[0]}"

@@ -172,8 +172,9 @@ def _is_determinant(a: np.ndarray, answer: Any) -> Told:
 
 @_asks("known_eigenvalues")
 def _are_eigenvalues(a: np.ndarray, answer: Any) -> Told:
-    # Rounding may order them otherwise, and a matrix of sums of powers has one order.
-    sums = lambda x: np.stack([(x**k).sum(-1) for k in (1, 2, 3)]).astype(complex)
+    # Rounding may order them otherwise, and sums of all powers have no order.
+    powers = range(1, a.shape[-1] + 1)
+    sums = lambda x: np.stack([(x**k).sum(-1) for k in powers]).astype(complex)
     yield sums(_dense(answer)), sums(np.linalg.eigvals(a))
 
 
@@ -192,6 +193,7 @@ def _is_eigh(a: np.ndarray, answer: Any, lower: bool) -> Told:
         _real_if(a, vectors * values[..., None, :] @ _adjoint(vectors)),
         _hermitian(a, lower),
     )
+    yield _adjoint(vectors) @ vectors, _identity(vectors)
 
 
 @_asks("known_svd")
@@ -203,6 +205,12 @@ def _is_svd(a: np.ndarray, answer: Any) -> Told:
 def _is_reduced_svd(a: np.ndarray, answer: Any) -> Told:
     u, singular_values, vh = map(_dense, answer)
     yield _real_if(a, u * singular_values[..., None, :] @ vh), a
+    # The columns for singular values of zero may be any.
+    is_there = singular_values > 1e-6 * singular_values.max(-1, keepdims=True, initial=0)
+    both = is_there[..., :, None] & is_there[..., None, :]
+    for columns in (u, _adjoint(vh)):
+        inner = _adjoint(columns) @ columns
+        yield inner, np.where(both, _identity(inner), inner)
 
 
 _asks("known_reduced_svd")(_is_reduced_svd)

@@ -6,6 +6,7 @@ This module needs ``hypothesis``, which the rest of the package does not.
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -189,7 +190,8 @@ class _Array(typing.NamedTuple):
         )
 
     def names(self) -> list[str]:
-        return [axis for axis in self.axes if axis.isidentifier() and axis != "_"]
+        named = (axis for axis in self.axes if not axis.startswith(("*", "...")))
+        return [name for axis in named for name in re.findall(r"[^\W\d_]\w*", axis)]
 
     def strategy(self, sizes: Mapping[str, int], elements: Any) -> st.SearchStrategy[Any]:
         # Any number of axes, "..." and "*batch", is none; axes without a name have size 2.

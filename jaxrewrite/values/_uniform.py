@@ -386,7 +386,9 @@ def _times(number: Any, count: int) -> Any:
     """The sum of ``count`` equal numbers; the sum of none is zero, even of infinities."""
     if count == 0:
         return jnp.zeros((), number.dtype)
-    return transform(lambda number: number * np.asarray(count).astype(number.dtype))(number)
+    wide = dtype_of_sums(number.dtype)  # The count may be above all numbers of 16 bits.
+    times = lambda number: number.astype(wide) * np.asarray(count).astype(wide)
+    return transform(lambda x: times(x).astype(x.dtype))(number)
 
 
 @register("cummax", "cummin", "rev", "sort")

@@ -147,7 +147,7 @@ Became dense, the most bytes first:
 The program was changed by Fuse.
 1 match of patterns; 7 equations met a value; 3 values became dense, which the policy forbids.
 FLOPs: 2 M dense, 500 k implicit (0.25 of dense).
-Bytes, each equation by itself: 0 dense, 1e+03 implicit."""
+Bytes, each equation by itself: 0 dense, 1 k implicit."""
 
 OUTLINE = """\
 model on (f32[2,3], Lora:f32[3,4])
@@ -175,7 +175,7 @@ model on (f32[2,3], Lora:f32[3,4])
 The program was changed by Fuse.
 1 match of patterns; 7 equations met a value; 3 values became dense, which the policy forbids.
 FLOPs: 2 M dense, 500 k implicit (0.25 of dense).
-Bytes, each equation by itself: 0 dense, 1e+03 implicit."""
+Bytes, each equation by itself: 0 dense, 1 k implicit."""
 
 
 class Outline(html.parser.HTMLParser):
@@ -235,7 +235,7 @@ def test_the_text_of_little():
     assert str(one).split("\n")[-3:] == [
         "1 equation met a value; 0 values became dense.",
         "FLOPs: 0 dense, 1 implicit.",
-        "Bytes, each equation by itself: 0 dense, 1e+03 implicit.",
+        "Bytes, each equation by itself: 0 dense, 1 k implicit.",
     ]
     assert "Became dense" not in str(one) + one._repr_html_()
     dense = dataclasses.replace(one, tree=(SORT, SORT))

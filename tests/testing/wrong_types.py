@@ -171,6 +171,16 @@ for _name, _answer in WRONG_ANSWERS.items():
     _cls = type(f"Wrong_{_name}", (Diagonal,), {_name: _answer})
     WRONG[f"{_name} of a matrix"] = Wrong(_cls(D), f"{_cls.__name__}.{_name}", "matrix")
 
+# The product is right, and the vectors have not the length of one.
+_UNORTHOGONAL = {
+    "known_svd": lambda v: (2 * jnp.eye(3)[:, ::-1], v.d[::-1], jnp.eye(3)[::-1] / 2),
+    "known_reduced_svd": lambda v: (v.materialise(), jnp.ones_like(v.d), jnp.eye(3)),
+}
+for _name, _answer in _UNORTHOGONAL.items():
+    _cls = type(f"Unorthogonal_{_name}", (Diagonal,), {_name: _answer})
+    _what = f"{_name} of a matrix, with vectors of other lengths"
+    WRONG[_what] = Wrong(_cls(D), f"{_cls.__name__}.{_name}", "matrix")
+
 
 @a_method("is_triangular", "matrix", numbers((3, 3)))
 class SaidToBeTriangular(TransposedOfOne):

@@ -892,3 +892,9 @@ def test_sums_beside_a_small_constant_do_not_overflow():
     with jax.disable_jit():
         product = Constant(jnp.float16(1e-3), (1, 1000)) @ many
     np.testing.assert_allclose(product, [[100]], rtol=2e-3)
+    total = jaxrewrite.transform(lambda v: lax.reduce_sum(v, (0,)))
+    for number in (0, 1e-3):
+        many = Constant(jnp.float16(number), (70_000,))
+        np.testing.assert_allclose(
+            jaxrewrite.materialise(total(many)), 70_000 * number, 1e-3
+        )

@@ -166,7 +166,7 @@ class Interval(Carrying):
 
     def join(self, other: Any) -> Any:
         """An array is an interval with equal bounds."""
-        return self, other if isinstance(other, Interval) else Interval(other, other)
+        return self, other if isinstance(other, Interval) else _bounded(other, other)
 
 
 def _are_in_order(xp: Any, lower: Any, upper: Any) -> Any:
@@ -286,7 +286,7 @@ def _move(*operands: Any, primitive: Any, **params: Any) -> Any:
     return _between(primitive, [*map(_lower, operands)], [*map(_upper, operands)], params)
 
 
-@annotation_rule(Interval, "max", "min", "clamp", "real", "reduce_precision")
+@annotation_rule(Interval, "max", "min", "clamp", "reduce_precision")
 @annotation_rule(Interval, "reduce_max", "reduce_min", "cummax", "cummin")
 @annotation_rule(Interval, "reduce_window_max", "reduce_window_min", "pmax", "pmin")
 def _increasing(*operands: Any, primitive: Any, **params: Any) -> Any:
@@ -295,7 +295,7 @@ def _increasing(*operands: Any, primitive: Any, **params: Any) -> Any:
 
 
 # In the last place, a function that is computed by polynomials is not monotone.
-_EXACT = ("ceil", "floor", "neg", "round", "sign", "sqrt")
+_EXACT = ("ceil", "floor", "round", "sign", "sqrt")
 _WOBBLE = 8.0, 1.0  # In units in the last place, and those of 16 bits.
 
 
@@ -313,8 +313,14 @@ def _decreasing(x: Interval, *, primitive: Any, **params: Any) -> Any:
 
 
 @annotation_rule(Interval, "cumlogsumexp")
-def _accumulate(x: Interval, *, primitive: Any, **params: Any) -> Any:
-    return _apart(_increasing(x, primitive=primitive, **params), False)
+def _accumulate(x: Interval, *, primitive: Any, axis: int, **params: Any) -> Any:
+    """Each of about log2(n) steps adds a logarithm to the greater of two numbers."""
+    bounds = _increasing(x, primitive=primitive, axis=axis, **params)
+    count = x.shape[axis]
+    steps = 2 * count.bit_length() + 4 if isinstance(count, int) else 64
+    sizes = (_size(end).max(axis, keepdims=True, initial=1) for end in _numbers(x))
+    error = steps * float(jnp.finfo(x.dtype).eps) * jnp.maximum(*sizes)
+    return _apart(_bounded(bounds.lower - error, bounds.upper + error), False)
 
 
 def _around(
@@ -508,6 +514,8 @@ def _fits(x: Interval, power: int) -> Any:
 
 @annotation_rule(Interval, "integer_pow")
 def _integer_pow(x: Interval, *, primitive: Any, y: int) -> Any:
+    if y == 0:
+        return Interval(*map(jnp.ones_like, _numbers(x)))
     if y % 2 == 0 and y >= 0:
         return _even(x, primitive=primitive, y=y)
     if y > 0:
@@ -636,10 +644,8 @@ def _bilinear(
     multiply = functools.partial(primitive.bind, **params)
     size, error = _rounding(x, y, primitive, params)
     if primitive.name == "dot_general" and _is_one_large(x, y):
+        # The sum of two products is rounded otherwise than the one product, also of a point.
         lower, upper = _by_sign(x, y, multiply)
-        operand = x if isinstance(x, Interval) else y
-        is_point = (operand.lower == operand.upper).all()
-        error = jnp.where(is_point, 0, error)
     else:
         (x_centre, x_radius), (y_centre, y_radius) = map(_centred, (x, y))
         centre = multiply(x_centre, y_centre)
@@ -772,7 +778,10 @@ def _compare(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     else:
         surely, possibly = (x_high, y_low), (x_low, y_high)
     if name in ("lt", "le", "gt", "ge"):
-        return Interval(primitive.bind(*surely) & ~_nan_in(x, y), primitive.bind(*possibly))
+        may_hold = primitive.bind(*possibly)
+        if is_total:  # NaN is the least or the greatest there.
+            may_hold |= _nan_in(x, y)
+        return Interval(primitive.bind(*surely) & ~_nan_in(x, y), may_hold)
     overlap = (x_low <= y_high) & (y_low <= x_high)
     equal = primitive.bind if is_total else jnp.equal
     same = equal(x_low, y_high) & equal(x_high, y_low)

@@ -581,9 +581,9 @@ def _numbers(flags: Any) -> Any:
 # --- where entries go -----------------------------------------------------------------
 
 
-@annotation_rule(Masked, *MOVING, "all_to_all")
-def _move(x: Masked, *, primitive: Any, **params: Any) -> Any:
-    array, mask = (primitive.bind(part, **params) for part in (x.array, x.mask))
+@annotation_rule(Masked, *MOVING, "all_to_all", "dynamic_slice")
+def _move(x: Masked, *starts: Any, primitive: Any, **params: Any) -> Any:
+    array, mask = (primitive.bind(part, *starts, **params) for part in (x.array, x.mask))
     if primitive.multiple_results:
         return list(map(Masked, array, mask))
     return Masked(array, mask, x.terms)
@@ -593,11 +593,6 @@ def _move(x: Masked, *, primitive: Any, **params: Any) -> Any:
 def _assemble(*operands: Any, primitive: Any, **params: Any) -> Any:
     array = primitive.bind(*map(_array, operands), **params)
     return Masked(array, primitive.bind(*map(_mask, operands), **params))
-
-
-@annotation_rule(Masked, "dynamic_slice")
-def _slice(x: Masked, *starts: Any, primitive: Any, **params: Any) -> Any:
-    return Masked(*(primitive.bind(part, *starts, **params) for part in (x.array, x.mask)))
 
 
 @annotation_rule(Masked, "gather")

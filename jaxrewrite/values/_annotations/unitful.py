@@ -361,7 +361,7 @@ def _index(x: Unitful, *indices: Any, primitive: Any, **params: Any) -> Any:
 @annotation_rule(
     Unitful,
     *("add", "add_any", "sub", "max", "min", "rem", "nextafter", "complex"),
-    *("clamp", "concatenate", "pad", "stack"),
+    *("clamp", "concatenate", "pad", "stack", "cholesky_update"),
 )
 def _same(*operands: Any, primitive: Any, **params: Any) -> Any:
     units = same_units(primitive.name, operands)

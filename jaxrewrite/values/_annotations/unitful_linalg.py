@@ -61,11 +61,6 @@ def _reflect(*operands: Any, primitive: Any, **params: Any) -> Any:
     return bind_numbers(primitive, operands, units, params)
 
 
-@annotation_rule(Unitful, "cholesky_update")
-def _update_factor(*operands: Any, primitive: Any, **params: Any) -> Any:
-    return bind_numbers(primitive, operands, same_units(primitive.name, operands), params)
-
-
 @annotation_rule(Unitful, "triangular_solve")
 def _solve_triangular(a: Any, b: Any, *, primitive: Any, **params: Any) -> Any:
     units = units_of(b) / (NO_UNITS if params["unit_diagonal"] else units_of(a))
@@ -100,22 +95,23 @@ def _solve(*operands: Any, primitive: Any, const_lengths: Any, jaxprs: Any) -> A
 
 
 # The units of the result of a function of a matrix, as a power of those of the matrix.
-_POWERS: dict[Callable[..., Any], Callable[[int], Fraction | int]] = {
-    # JAX computes it by logarithms.
-    jnp.linalg.det: lambda n: n,
+_POWERS: dict[Callable[..., Any], Fraction | int | None] = {
+    # JAX computes it by logarithms. The power is the number of rows.
+    jnp.linalg.det: None,
     # A matrix with structure has them in closed form.
-    jnp.linalg.cholesky: lambda n: Fraction(1, 2),
-    jax.scipy.linalg.cholesky: lambda n: Fraction(1, 2),
-    jnp.linalg.inv: lambda n: -1,
-    **dict.fromkeys((jnp.diagonal, jnp.linalg.eigvalsh, jnp.linalg.norm), lambda n: 1),
-    **dict.fromkeys((jnp.trace, jnp.tril, jnp.triu), lambda n: 1),
+    jnp.linalg.cholesky: Fraction(1, 2),
+    jax.scipy.linalg.cholesky: Fraction(1, 2),
+    jnp.linalg.inv: -1,
+    **dict.fromkeys((jnp.diagonal, jnp.linalg.eigvalsh, jnp.linalg.norm), 1),
+    **dict.fromkeys((jnp.trace, jnp.tril, jnp.triu), 1),
 }
 
 
 @register(*_POWERS)
 def _of_matrix(x: Unitful, *, primitive: Any, **params: Any) -> Any:
     results = jaxrewrite.bind(primitive, x.array, **params)
-    units = x.units ** _POWERS[primitive.fn](x.shape[-1])
+    power = _POWERS[primitive.fn]
+    units = x.units ** (x.shape[-1] if power is None else power)
     return [with_units(units, y) for y in results]
 
 

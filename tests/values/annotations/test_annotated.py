@@ -2091,3 +2091,46 @@ def test_all_bits_of_what_is_there(dtype):
     x, mask = jnp.array([3, 7, 0]).astype(dtype), jnp.array([False, False, True])
     found = jaxrewrite.transform(lambda x: lax.reduce_and(x, (0,)))(Masked(x, mask))
     assert not found.mask and found.array == (3 if dtype != "bool" else True)
+
+
+def test_bounds_of_points_hold_in_products_by_sign():
+    """To the last bit, where the product of the array is rounded otherwise."""
+    rng = np.random.default_rng(0)
+    w = jnp.asarray(rng.normal(size=(64, 64)), "float32")
+    x = jnp.asarray(rng.normal(size=64), "float32")
+    assert jaxrewrite.transform(jnp.matmul)(Interval(w, w), x).contains(w @ x).all()
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_the_power_of_zero_of_bounds_is_one(dtype):
+    x = Interval(jnp.array([-1, 0]).astype(dtype), jnp.array([3, 2]).astype(dtype))
+    power = jaxrewrite.transform(lambda x: lax.integer_pow(x, 0))(x)
+    assert (power.lower == 1).all() and (power.upper == 1).all()
+
+
+def test_an_array_with_nan_joins_bounds_that_are_none():
+    x, y = Interval(jnp.zeros(2), jnp.ones(2)), jnp.array([jnp.nan, 2.0])
+    choose = jax.jit(lambda p, x, y: lax.cond(p, lambda: x, lambda: y))
+    chosen = jaxrewrite.transform(choose)(jnp.array(False), x, y)
+    assert chosen.contains(y).all() and not jnp.isnan(chosen.lower).any()
+
+
+def test_in_the_total_order_something_is_above_infinity():
+    x = Interval(jnp.float32(-jnp.inf), jnp.float32(jnp.inf))
+    is_less = jaxrewrite.transform(
+        lambda x: jaxrewrite.bind("lt_to", jnp.float32(jnp.inf), x)
+    )
+    assert not is_less(x).lower and is_less(x).upper
+
+
+def test_a_slice_of_a_sum_remembers_its_terms():
+    """A mean would count what is missing, also of a part that is cut out."""
+    x = Masked(jnp.ones((4, 3)), jnp.zeros((4, 3), bool).at[0].set(True))
+    for cut in (lambda x: x[1:2], lambda x: lax.dynamic_slice(x, (1,), (1,))):
+        with pytest.raises(TypeError, match="as jnp.mean does"):
+            jaxrewrite.transform(lambda x, cut=cut: cut(x.sum(0)) / 4)(x)
+
+
+def test_the_norm_of_a_quantity_without_axes():
+    norm = jaxrewrite.transform(jnp.linalg.norm)(Unitful(jnp.float32(-3), "m"))
+    assert norm.units == Units("m") and norm.array == 3
