@@ -307,5 +307,5 @@ def test_each_primitive_is_in_a_family_or_has_a_reason():
 def test_each_known_signature_is_of_an_equation_of_its_primitive():
     # Without the caches, which rules of the library have filled.
     for name in _signatures._programs.__wrapped__():
-        signature = _signatures.known.__wrapped__(look_up_primitive(name))
+        signature = _signatures.known(look_up_primitive(name))
         assert signature is not None, name

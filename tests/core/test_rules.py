@@ -1110,7 +1110,7 @@ def test_bind_completes_the_parameters_that_may_be_none():
 def test_what_bind_completes_does_not_depend_on_the_settings_in_force():
     dot_general = lax.dot_general_p
     with jax.default_matmul_precision("highest"):
-        _signatures.known.cache_clear()
+        _signatures._by_name.cache_clear()
         assert "precision" in _signatures.completed(dot_general, {})
 
 
