@@ -65,7 +65,9 @@ def adapt(
         for any weights. Or the pair ``(rows, cols)`` of a weight, such as ``((0,), (1, 2))`` for
         the shape (features, heads, head size); a mapping from paths to pairs; or a function
         of the path and the leaf that returns the pair. All other axes are batch axes, as in
-        stacked layers. ``None`` means the two axes of a matrix.
+        stacked layers. ``None`` means the two axes of a matrix, of which the first is that of the
+        rows. A DoRA has the lengths of its columns, and `dropout` drops entries of what products sum
+        with the rows: so for a weight (out, in), as in Equinox, say that the rows are the inputs.
     method
         ``"lora"``; ``"dora"``, which gives a `Dora`; or ``"vera"`` (arXiv:2310.11454), a `Lora`
         whose factors are random and stay so: the first rows and columns of one pair of matrices,

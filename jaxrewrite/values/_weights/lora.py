@@ -20,7 +20,7 @@ from jaxrewrite import ArrayValue
 from jaxrewrite.primitives import ADDITIVE
 
 from .._base.structured import Structured
-from .._matrices.convolution import convolved
+from .._matrices.convolution import convolved as convolved_with_factors
 from .._matrices.low_rank import LowRank, checked_axes
 from .._matrices.low_rank_functions import LINEAR
 from .._matrices.low_rank_products import dot, ragged_dot, times_array
@@ -218,7 +218,7 @@ def _total(v: Lora, w: Any, change: Any) -> Any:
 def _with(v: Lora, w: Any, change: Any, frozen: bool) -> Any:
     """The image of a `Lora` under a linear map, given the images of its parts."""
     if isinstance(change, LowRank):
-        return Lora(w, change.a, change.b, v.scale, change.rows, change.cols, frozen)
+        return type(v)(w, change.a, change.b, v.scale, change.rows, change.cols, frozen)
     return _total(v, w, change)
 
 
@@ -296,14 +296,14 @@ def _(*vs: Lora, dimension, **params) -> Any:
 
 @jaxrewrite.register("dot_general", types=(Lora, Lora))
 @jaxrewrite.register("dot_general", exchange="types")
-def _(x: Lora, y: ArrayLike | ArrayValue, **params) -> Any:
+def multiplied(x: Lora, y: ArrayLike | ArrayValue, **params) -> Any:
     if params.get("out_sharding") is not None:
         return NotImplemented
     v = x if isinstance(x, Lora) else y
     bases = (_base(z) if z is v else z for z in (x, y))
     w = jaxrewrite.bind("dot_general", *bases, **params)
     changes = (z.change if z is v else z for z in (x, y))
-    return _with(v, w, dot(*changes, **params), v.frozen and v is x is y)
+    return _with(v, w, dot(*changes, **params), frozen=False)
 
 
 @jaxrewrite.register("ragged_dot_general")
@@ -323,8 +323,8 @@ def _(x: Lora, y: LowRank, **params) -> Any:
 
 
 @jaxrewrite.register("conv_general_dilated")
-def _(x: ArrayLike, v: Lora, **params) -> Any:
-    change = convolved(x, v.change, **params)
+def convolved(x: ArrayLike, v: Lora, **params) -> Any:
+    change = convolved_with_factors(x, v.change, **params)
     if change is NotImplemented:
         return NotImplemented
     return _total(v, jaxrewrite.bind("conv_general_dilated", x, _base(v), **params), change)

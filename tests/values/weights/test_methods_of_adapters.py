@@ -11,6 +11,7 @@ import jax.test_util
 import numpy as np
 import pytest
 from choose import often
+from jax import lax
 from jax.sharding import PartitionSpec
 
 import jaxrewrite
@@ -309,6 +310,35 @@ def test_dropout_differs_from_layer_to_layer():
     # There is one seed for each layer.
     assert layers.a.seed.shape == (2, 1, 1)
     assert dropout(Lora(W, A, B), 0.5, KEY).a.seed.shape == (1, 1)
+
+
+MATRIX = lambda **axes: Lora(normal(5, 5), normal(5, 2), normal(2, 5), **axes)
+KERNEL = Lora(normal(5, 5, 1), normal(5, 2), normal(2, 5, 1), rows=[0], cols=[1, 2])
+OUTPUTS_FIRST = {
+    "product": (MATRIX(), lambda v, x: x @ v.T),
+    "from the left": (MATRIX(), lambda v, x: v @ x.T),
+    "convolution": (KERNEL, lambda v, x: lax.conv(x[..., None], v, (1,), "VALID")),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS_FIRST)
+def test_dropout_says_where_the_rows_are_not_the_inputs(name):
+    """As `adapt` makes them without axes of a weight (out, in)."""
+    v, multiply = OUTPUTS_FIRST[name]
+    run = jaxrewrite.transform(multiply, materialise="forbid")
+    x = normal(4, 5)
+    with pytest.warns(UserWarning, match="dropout: this product sums the axes"):
+        got = run(dropout(v, 0.5, KEY), x)
+    np.testing.assert_array_equal(got, run(v, x))
+
+
+def test_dropout_says_nothing_of_cotangents():
+    """They meet the factor itself, as its rows are the outputs to them."""
+    v = dropout(MATRIX(rows=[1], cols=[0]), 0.5, KEY)
+    loss = lambda x, v: (x @ v.T).sum()
+    got = jaxrewrite.transform(jax.grad(loss), materialise="forbid")(X[:, :5], v)
+    want = jnp.ones((len(X), 5)) @ jaxrewrite.materialise(v)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
