@@ -70,8 +70,8 @@ def load_hf(folder: str | os.PathLike[str], *, dtype: Any = "float32") -> HFTens
         If there is no such folder, no file of safetensors in it, or not all of those that its
         index names.
     ValueError
-        If a file is not whole, the method is none of these, or the tensors of a weight do not fit
-        each other.
+        If a file is not whole, the method or its layout is none of these, the tensors of a weight
+        do not fit each other, or two would have one name.
 
     References
     ----------

@@ -348,9 +348,12 @@ def _alpha(adapter: Adapter, use_rslora: bool) -> float:
 
 
 def _default_and_patterns(numbers: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The most frequent number, and patterns for the modules that have others."""
+    """The most frequent number, and patterns for the modules that have others.
+
+    The first pattern decides that matches, and files have the patterns in the order of their names.
+    """
     default = Counter(numbers.values()).most_common(1)[0][0]
-    patterns = {module: n for module, n in numbers.items() if n != default}
+    patterns = {module: n for module, n in sorted(numbers.items()) if n != default}
     try:
         is_read = all(_of(patterns, module, default) == n for module, n in numbers.items())
     except re.error:
