@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import operator
 from collections.abc import Callable, Container, Sequence
 from typing import Any, ClassVar, Self, cast
 
@@ -256,11 +257,23 @@ def sizes_asked(cls: str, shape: Sequence[int], block: Any) -> tuple[int, ...]:
     An integer ``block`` is the size along the first axis. In a tuple, None stands for the
     whole axis.
     """
-    if isinstance(block, int):
-        block = (block, *(1 for _ in shape[1:]))
-    if len(block) != len(shape):
+    sizes = _integers(cls, "block", block)
+    if isinstance(block, (int, np.integer)):
+        sizes = (*sizes, *(1 for _ in shape[1:]))
+    if len(sizes) != len(shape):
         raise ValueError(f"{cls}: `block` is {block} for an array of shape {tuple(shape)}.")
-    return tuple(n if b is None else b for b, n in zip(block, shape, strict=True))
+    return tuple(n if b is None else b for b, n in zip(sizes, shape, strict=True))
+
+
+def _integers(cls: str, name: str, given: Any) -> tuple[Any, ...]:
+    """The integers of an option that is one, or a sequence of them and None, as those of Python."""
+    some = (given,) if isinstance(given, (int, np.integer)) else given
+    try:
+        return tuple(None if x is None else operator.index(x) for x in some)
+    except TypeError:
+        raise ValueError(
+            f"{cls}: `{name}` is {given!r}; it must be an integer, or a sequence of integers."
+        ) from None
 
 
 def sizes_along(
@@ -284,8 +297,8 @@ def sizes_of(cls: str, shape: Sequence[int], axis: Any, block: Any) -> tuple[int
         if axis is not None:
             raise ValueError(f"{cls}: give `axis` or `block`, not both.")
         return block_sizes(cls, shape, block)
-    axes = () if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
-    if any(not -len(shape) <= a < len(shape) for a in axes):
+    axes = () if axis is None else _integers(cls, "axis", axis)
+    if any(a is None or not -len(shape) <= a < len(shape) for a in axes):
         raise ValueError(
             f"{cls}: `axis` {axis} is not an axis of an array of shape {tuple(shape)}."
         )

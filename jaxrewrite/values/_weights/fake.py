@@ -92,7 +92,7 @@ class FakeQuantised(Structured):
             raise ValueError(f"FakeQuantised: `w` must be real floating; got {w.dtype}.")
         check_bits("FakeQuantised", bits)
         sizes = sizes_of("FakeQuantised", w.shape, axis, block)
-        self.__dict__.update(w=w, bits=bits, block=sizes, symmetric=bool(symmetric))
+        self.__dict__.update(w=w, bits=int(bits), block=sizes, symmetric=bool(symmetric))
 
     def aval(self) -> Any:
         return jax.core.ShapedArray(self.w.shape, self.w.dtype)
