@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxrewrite
-from jaxrewrite import Value
 from jaxrewrite.values import Dora, Lora, Rescaled
 
 from ._ia3 import (
@@ -27,6 +26,7 @@ from ._ia3 import (
     scalings_of,
     without_factors,
 )
+from ._leaves import is_value
 from ._peft import COMPUTED, Adapter, write
 from ._peft_vectors import Scaling, read_any, shared, write_ia3, write_vera
 from ._starts import started
@@ -255,7 +255,7 @@ def load_adapter(
     """
     adapters = read_any(pathlib.Path(directory))
     used: set[str] = set()
-    leaves, treedef = jax.tree.flatten(params, is_leaf=_is_value)
+    leaves, treedef = jax.tree.flatten(params, is_leaf=is_value)
     weights = list(_weights(_LOAD, params))
     places = {path: i for i, path, _ in weights}
     paths = list(places)
@@ -308,7 +308,7 @@ def load_adapter(
 
 def _weights(by: str, tree: Any) -> Iterator[tuple[int, str, Any]]:
     """The arrays and values among the leaves of a pytree, with their places and paths."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_value)[0]
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_value)[0]
     for i, (path, leaf) in enumerate(leaves):
         if hasattr(leaf, "shape"):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -323,10 +323,6 @@ def _check_no_lora_inside(by: str, path: str, weight: Any) -> None:
             f"{by}: {path} is a {type(weight).__name__} with a Lora inside. Files of peft "
             "have one adapter for a weight."
         )
-
-
-def _is_value(x: Any) -> bool:
-    return isinstance(x, Value)
 
 
 def _modules(by: str, names: Names | None, path: str) -> Modules:

@@ -135,9 +135,8 @@ def read(directory: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Adapte
         If a file is damaged, or is not for LoRA as it is computed here.
     """
     start = _checked_start(directory / CONFIG, config)
-    tensors, _ = read_tensors("load_adapter", directory / TENSORS)
     by_module: dict[str, dict[str, np.ndarray]] = {}
-    for key, tensor in tensors.items():
+    for key, tensor in tensors_in(directory).items():
         match = _KEY.fullmatch(key)
         if match is None or not _is_floating(tensor):
             raise ValueError(
@@ -157,6 +156,10 @@ def read(directory: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Adapte
         module: _adapter(directory, module, factors, config, start)
         for module, factors in by_module.items()
     }
+
+
+def tensors_in(directory: pathlib.Path) -> dict[str, np.ndarray]:
+    return read_tensors("load_adapter", directory / TENSORS)[0]
 
 
 def _is_floating(tensor: np.ndarray) -> bool:

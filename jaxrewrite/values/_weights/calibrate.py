@@ -19,7 +19,7 @@ from .._base.progress import Progress
 from .._base.structured import dtype_of_sums
 from .digits import largest
 from .fit import fitted_to
-from .fitted import METHODS
+from .fitted import METHODS, range_from
 from .quantised import Quantised
 
 
@@ -303,14 +303,12 @@ class _Record:
 
     def range_of(self, x: Any) -> Any:
         """The range of an array, which its largest magnitude bounds."""
-        most = largest(x, range(x.ndim))
-        if isinstance(self._of, str):
-            return most
-        kind, number = self._of
-        if kind == "max":
-            return number * most
-        squares = jnp.square(x.astype(dtype_of_sums(x.dtype)))
-        return jnp.minimum(most, number * jnp.sqrt(jnp.sum(squares) / max(x.size, 1)))
+
+        def mean_square() -> Any:
+            squares = jnp.square(x.astype(dtype_of_sums(x.dtype)))
+            return jnp.sum(squares) / max(x.size, 1)
+
+        return range_from(jnp, self._of, largest(x, range(x.ndim)), mean_square)
 
     def note(self, product: _Product, index: Any, most: Any) -> None:
         """Note a product with what ``index`` is of, which may be several weights."""

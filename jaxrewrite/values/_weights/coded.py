@@ -209,6 +209,13 @@ def check_blocks(cls: str, **leaves: Any) -> None:
             )
 
 
+def check_floating(cls: str, name: str, x: Any) -> None:
+    """Raise `ValueError` unless an array, or what becomes one, is of real floating numbers."""
+    dtype = jnp.result_type(x)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"{cls}: `{name}` must be real floating; got {dtype}.")
+
+
 def checked_weight(cls: str, w: Any) -> Any:
     """The array to quantise, dense if it is a value.
 
@@ -222,8 +229,7 @@ def checked_weight(cls: str, w: Any) -> Any:
     if isinstance(w, (list, tuple)):
         raise TypeError(f"{cls}: w is a {type(w).__name__}, but must be one array.")
     w = jaxrewrite.materialise(w)
-    if not jnp.issubdtype(jnp.result_type(w), jnp.floating):
-        raise ValueError(f"{cls}: `w` must be real floating; got {jnp.result_type(w)}.")
+    check_floating(cls, "w", w)
     if disproved(_are_finite, w if isinstance(w, jax.Array) else np.asarray(w)):
         raise ValueError(f"{cls}: `w` has entries that are infinite or NaN.")
     return jnp.asarray(w)

@@ -8,6 +8,7 @@ fitted to the scales as they are stored, which are rounded to the dtype of the w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -51,16 +52,21 @@ class Options(NamedTuple):
 Fit = Callable[[np.ndarray, Inputs, Options], Fitted]
 
 
-def ranges_of(w: np.ndarray, options: Options) -> np.ndarray:
-    """The largest magnitude that the integers of each column stand for, of a block of rows."""
-    kind, number = (
-        options.ranges if isinstance(options.ranges, tuple) else (options.ranges, 1.0)
-    )
-    most = abs(w).max(0)
-    if kind == "rms":
-        return np.minimum(most, number * np.sqrt((w**2).mean(0)))
+def range_from(
+    xp: ModuleType, ranges: Any, most: Any, mean_square: Callable[[], Any]
+) -> Any:
+    """The range of numbers with this largest magnitude and mean square, by NumPy or JAX."""
+    kind, number = ranges if isinstance(ranges, tuple) else (ranges, 1.0)
     if kind == "max":
         return number * most
+    return xp.minimum(most, number * xp.sqrt(mean_square()))
+
+
+def ranges_of(w: np.ndarray, options: Options) -> np.ndarray:
+    """The largest magnitude that the integers of each column stand for, of a block of rows."""
+    most = abs(w).max(0)
+    if options.ranges != "search":
+        return range_from(np, options.ranges, most, lambda: (w**2).mean(0))
     best, least = most, np.full(w.shape[1], np.inf)
     for part in np.linspace(1, 0.3, 36):
         scale = _scale(part * most, options)

@@ -23,7 +23,7 @@ import jaxrewrite
 
 from .._base.contract import sides
 from .._base.structured import Structured, on_dense
-from .concatenated import side_by_side
+from .concatenated import parts_of_several
 
 
 class Axes(NamedTuple):
@@ -189,9 +189,7 @@ class Watched(Structured):
 
 @jaxrewrite.register("concatenate")
 def _(*vs: Watched, dimension, **params) -> Any:
-    """Different weights are side by side, so that products meet each of them."""
-    is_one = len({v.record for v in vs}) == 1
-    return NotImplemented if is_one else side_by_side(vs, dimension)
+    return parts_of_several(vs, dimension, [v.record for v in vs])
 
 
 @jaxrewrite.register("dot_general", exchange="types")

@@ -20,6 +20,7 @@ from .coded import (
     Coded,
     block_sizes,
     check_blocks,
+    check_floating,
     checked_weight,
     finest,
     of_blocks,
@@ -145,11 +146,9 @@ class Microscaled(Coded):
                     f"Microscaled: `{name}` of {self.format} must be of dtype "
                     f"{jnp.dtype(wanted).name}; got {got}."
                 )
-        got = jnp.result_type(self.scale)
-        if not jnp.issubdtype(got, jnp.floating) or got == jnp.float16:
-            raise ValueError(
-                f"Microscaled: `scale` must be real floating, but not float16; got {got}."
-            )
+        check_floating("Microscaled", "scale", self.scale)
+        if jnp.result_type(self.scale) == jnp.float16:
+            raise ValueError("Microscaled: `scale` must be real floating, but not float16.")
         check_blocks("Microscaled", **leaves)
 
     @classmethod
