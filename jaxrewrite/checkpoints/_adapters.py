@@ -520,6 +520,11 @@ def _axes(
         batch_of_weight = tuple(weight.shape[:first])
         inputs = range(first, -1) if in_first else range(first + 1, 0)
         rows, cols, frozen = tuple(inputs), (-1,) if in_first else (first,), True
+    if like.is_convolution and weight.ndim < len(batch) + len(rows) + len(cols):
+        raise ValueError(
+            f"{_LOAD}: {path} has shape {tuple(weight.shape)}, and the file has the adapter of a "
+            f"convolution for it, of a kernel with {like.a.ndim} axes."
+        )
     if batch_of_weight != batch or weight.ndim < 2:
         count = f"a sequence of {batch[0]} modules" if batch else "one module"
         raise ValueError(

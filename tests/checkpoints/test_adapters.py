@@ -289,6 +289,17 @@ def test_an_adapted_stack_takes_the_adapters_of_a_sequence_of_modules():
         _adapters._axes("w", w, (), like, True)
 
 
+@pytest.mark.parametrize("layout", ["in_out", "out_in"])
+@pytest.mark.parametrize("shape", [(3, 4), (3, 3, 4), (4,)])
+def test_a_matrix_does_not_take_the_adapter_of_a_convolution(tmp_path, shape, layout):
+    a, b = (key("first", name) for name in "AB")
+    tensors = {a: numbers(2, 3, 3, 3), b: numbers(4, 2, 1, 1)}
+    peft_files.write(tmp_path, tensors, r=2)
+    p = {"first": {"kernel": jnp.ones(shape)}}
+    with pytest.raises(ValueError, match="convolution for it, of a kernel with 4 axes"):
+        load_adapter(tmp_path, p, layout=layout)
+
+
 def test_another_file_takes_the_place_of_adapters(tmp_path):
     """Of those that it lacks, too; quantised weights stay as they are."""
     base = {"first": {"kernel": int8(6, 4)}, "second": {"kernel": nf4(4, 3)}}

@@ -8,6 +8,7 @@ of the weight these statistics are for.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -185,6 +186,15 @@ class Watched(Structured):
 
     def materialise(self) -> Any:
         return self.w
+
+
+@jaxrewrite.register("convert_element_type")
+def _(v: Watched, *, new_dtype, primitive, **params) -> Any:
+    """A weight that the program casts, such as to the dtype of its products, is still one."""
+    if not jnp.issubdtype(new_dtype, jnp.floating):
+        return NotImplemented
+    cast = primitive.bind(v.w, new_dtype=new_dtype, **params)
+    return dataclasses.replace(v, w=cast)
 
 
 @jaxrewrite.register("concatenate")

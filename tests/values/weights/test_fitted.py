@@ -325,6 +325,20 @@ def test_short_blocks_of_two_axes_that_are_summed():
         np.testing.assert_allclose(v.materialise(), wanted.reshape(w.shape), atol=2e-4)
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_weights_that_the_program_casts_are_fitted(method):
+    """As those of a layer of Flax with a dtype of its own."""
+    params = {name: jnp.asarray(normal(K, 6, seed=ord(name))) for name in "ab"}
+    x = jnp.asarray(correlated(40, K), "bfloat16")
+    # No weight meets what another makes, so that the rounding of a product tells nothing.
+    plain = lambda p, x: [x.astype("float32") @ p["a"], x.astype("float32") @ p["b"]]
+    cast = lambda p, x: x @ jnp.concatenate([p["a"], p["b"]], 1).astype("bfloat16")
+    fits = [calibrate(fn, method=method, where=EVERY)(params, [x]) for fn in (cast, plain)]
+    got, wanted = map(jaxrewrite.materialise, fits)
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+    jaxrewrite.transform(cast, materialise="forbid")(fits[0], x)
+
+
 @pytest.mark.parametrize("method", ["gptq", "awq", "smoothquant"])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e25])
 def test_what_is_not_finite_is_refused(method, wrong):
