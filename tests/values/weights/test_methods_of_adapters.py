@@ -287,6 +287,18 @@ def test_dropout_drops_entries_of_what_the_change_sees(name, use):
     assert len({tuple(row) for row in np.asarray(kept)}) > 20  # A mask for each token.
 
 
+@pytest.mark.parametrize("rows, cols", [([1], [0, 2]), ([1, 2], [0])])
+def test_dropout_of_a_kernel_drops_entries_of_its_inputs(rows, cols):
+    """Those of the image itself, whichever factor has the window."""
+    a, b = jnp.eye(8), jnp.eye(8)
+    a, b = (a, b[..., None]) if len(cols) > 1 else (a[:, None], b)
+    v = dropout(Lora(jnp.zeros((8, 8, 1)), a, b, 1.0, rows, cols), 0.25, KEY)
+    run = jaxrewrite.transform(lambda v, x: lax.conv(x, v, (1,), "VALID"))
+    seen = run(v, jnp.ones((4, 8, 20)))
+    np.testing.assert_allclose(np.unique(seen), [0, 4 / 3], rtol=1e-6)
+    assert 0.65 < (seen > 0).mean() < 0.85
+
+
 def test_dropout_has_the_gradient_of_what_it_computes():
     params, x = Lora(W, A, B, 0.5), normal(6, 64)
     run = jaxrewrite.transform(lambda v, x: x @ v, materialise="forbid")
