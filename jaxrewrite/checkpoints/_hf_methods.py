@@ -310,9 +310,10 @@ def _codes_and_magnitudes(about: _Blocks, parts: Arrays) -> tuple[np.ndarray, np
     codes = np.concatenate([pairs >> 4, pairs & 15], 1).reshape(n, m)
     magnitude = parts[".weight.absmax"]
     if magnitude.dtype == np.uint8:
-        scales = np.repeat(parts[".weight.nested_absmax"], about.nested_block)
         levels = parts[".weight.nested_quant_map"][magnitude]
-        magnitude = levels * scales[: len(levels)] + np.float32(about.offset)
+        of_levels = np.arange(len(levels)) // about.nested_block
+        scales = parts[".weight.nested_absmax"][of_levels]
+        magnitude = levels * scales + np.float32(about.offset)
     return codes, magnitude.reshape(n, m // block)
 
 

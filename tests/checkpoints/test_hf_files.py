@@ -183,6 +183,15 @@ def test_nf4(nested, tmp_path):
     assert_same(found["norm.weight"], np.ones(4, "float32"))
 
 
+def test_a_block_of_scales_may_be_larger_than_what_there_is(tmp_path):
+    """It takes no memory for what there is not."""
+    tensors, want = nf4(8)
+    key = "up.weight.quant_state.bitsandbytes__nf4"
+    about = json.loads(bytes(tensors[key])) | {"nested_blocksize": 2**45}
+    tensors[key] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    check(load_hf(written(tmp_path, BITSANDBYTES, tensors))["up.weight"], want)
+
+
 @pytest.mark.parametrize("nested", [0, 1])
 def test_fp4(nested, tmp_path):
     tensors, want = nf4(nested, "fp4", LEVELS_OF_FP4)
