@@ -111,8 +111,10 @@ def _dropping(v: Lora | Dora, rate: float, key: Array) -> Any:
         return dataclasses.replace(rescaled, w=_dropping(v.lora, rate, key))
     batch = v.a.shape[: v.a.ndim - 1 - len(v.rows)]
     seeds = jax.random.bits(key, (*batch, *(1,) * (v.a.ndim - len(batch))), "uint32")
-    own: Any = {f.name: getattr(v, f.name) for f in dataclasses.fields(v)}
-    return Dropping(**(own | {"a": Dropped(v.a, seeds, float(rate))}))
+    factor: Any = Dropped(v.a, seeds, float(rate))
+    if type(v) is not Lora:  # The rules of a subclass of a user's go on to hold.
+        return dataclasses.replace(v, a=factor)
+    return Dropping(v.w, factor, v.b, v.scale, v.rows, v.cols, v.frozen)
 
 
 def stack_adapters(trees: Sequence[Any]) -> Any:

@@ -15,6 +15,7 @@ from jaxrewrite.extend import warn_from_rule
 
 from .._base.contract import sides
 from .._base.structured import Structured
+from .._matrices.low_rank import LowRank
 from .coded import check_blocks
 from .lora import Lora, convolved, multiplied
 
@@ -107,6 +108,9 @@ class Dropping(Lora):
 
     To a rule of a `Lora` its factors are arrays. So the type says that a product has entries to drop.
     """
+
+    def _image(self, w: Any, change: LowRank, frozen: bool) -> Dropping:
+        return Dropping(w, change.a, change.b, self.scale, change.rows, change.cols, frozen)
 
 
 def _warn_of_rows(v: Dropping, summed: Iterable[int]) -> None:

@@ -169,6 +169,10 @@ class Lora(Adapted):
         whole = self.w if self._has_whole_base() else _base(self)
         return dataclasses.replace(self, w=whole, **own)
 
+    def _image(self, w: Any, change: LowRank, frozen: bool) -> Lora:
+        """What a linear map makes of it, given the images of its parts."""
+        return Lora(w, change.a, change.b, self.scale, change.rows, change.cols, frozen)
+
     def _has_whole_base(self) -> bool:
         return self.w.ndim == self.a.ndim - 1 + len(self.cols)
 
@@ -218,7 +222,7 @@ def _total(v: Lora, w: Any, change: Any) -> Any:
 def _with(v: Lora, w: Any, change: Any, frozen: bool) -> Any:
     """The image of a `Lora` under a linear map, given the images of its parts."""
     if isinstance(change, LowRank):
-        return type(v)(w, change.a, change.b, v.scale, change.rows, change.cols, frozen)
+        return v._image(w, change, frozen)
     return _total(v, w, change)
 
 

@@ -344,6 +344,18 @@ def test_dropout_says_where_the_rows_are_not_the_inputs(name):
     np.testing.assert_array_equal(got, run(v, x))
 
 
+class Named(Lora):
+    """A type of a user's, with what the library knows of a `Lora`."""
+
+
+def test_dropout_keeps_a_type_of_a_user():
+    w = MATRIX()
+    named = Named(w.w, w.a, w.b, w.scale, w.rows, w.cols, w.frozen)
+    assert type(dropout(named, 0.5, KEY)) is Named
+    seen = jaxrewrite.transform(lambda v, x: x @ v)(dropout(named, 0.5, KEY), X[:, :5])
+    np.testing.assert_array_equal(seen, multiply(dropout(w, 0.5, KEY), X[:, :5]))
+
+
 def test_dropout_says_nothing_of_cotangents():
     """They meet the factor itself, as its rows are the outputs to them."""
     v = dropout(MATRIX(rows=[1], cols=[0]), 0.5, KEY)
