@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxrewrite
-from jaxrewrite import Value
 from jaxrewrite.values import Dora, Lora, Rescaled
 
 from ._ia3 import (
@@ -25,7 +24,9 @@ from ._ia3 import (
     rescaled,
     rescaled_bias,
     scalings_of,
+    without_factors,
 )
+from ._leaves import is_value
 from ._peft import COMPUTED, Adapter, write
 from ._peft_vectors import Scaling, read_any, shared, write_ia3, write_vera
 from ._starts import started
@@ -77,7 +78,8 @@ def save_adapter(
         ``"params/attention/query/kernel"``. A weight that is the stack of several layers'
         weights has a sequence of modules. By default the slashes become dots and a last
         ``kernel``, ``embedding`` or ``weight`` is dropped: ``"params.attention.query"``. A weight of which
-        nothing is left so needs a name.
+        nothing is left so needs a name. None stands for a `Rescaled` that is no adapter, as the parts
+        of a weight that AWQ has fitted are.
     layout
         The order of the axes of the weights here: ``"in_out"`` for those that are
         multiplied from the right, ``x @ w``, as in Flax, and ``"out_in"`` for ``w @ x``, as
@@ -133,6 +135,8 @@ def save_adapter(
         if not is_adapted or (isinstance(weight, Rescaled) and is_bias(path)):
             continue
         modules = _modules(_SAVE, names, path)
+        if modules is None and isinstance(weight, Rescaled) and _is_told(names, path):
+            continue  # Its numbers are those of the weight, and no adapter.
         if modules is None:
             raise ValueError(f"{_SAVE}: names has no module for {path}, which is adapted.")
         for module, adapter in _parts(path, weights, modules, layout, kinds):
@@ -149,7 +153,8 @@ def save_adapter(
     methods = sorted(set(map(_method, adapters.values())), reverse=True)
     if len(methods) > 1:
         raise ValueError(
-            f"{_SAVE}: there are {' and '.join(methods)} weights. A file of peft has one kind."
+            f"{_SAVE}: there are {' and '.join(methods)} weights. A file of peft has one kind. If the "
+            "numbers of a Rescaled are no adapter, let names give None for it."
         )
     folder, more = pathlib.Path(directory), config or {}
     if isinstance(next(iter(adapters.values())), Scaling):
@@ -192,18 +197,19 @@ def load_adapter(
 ) -> Any:
     """Adapt the weights of a pytree by the files of an adapter of peft.
 
-    The result has the adapters of the file and no others. So this also takes the place of
-    adapters that are there, which is how to swap them. Everything is checked before anything
-    is returned.
+    The result has the adapters of the file and no others, but for multipliers where the file has
+    none. So this also takes the place of adapters that are there, which is how to swap them.
+    Everything is checked before anything is returned.
 
     Parameters
     ----------
     directory
         The directory with ``adapter_model.safetensors`` and ``adapter_config.json``.
     params
-        A pytree whose weights are arrays, values such as quantised weights, or `Lora`, `Dora` or
-        `Rescaled`, of which the base is taken and, if it has more than two axes, ``rows`` and
-        ``cols``: use `jaxrewrite.values.adapt` for weights with heads first. For an adapter of
+        A pytree whose weights are arrays, values such as quantised weights, or `Lora` or `Dora`, of
+        which the base, ``rows`` and ``cols`` are taken: use `jaxrewrite.values.adapt` for weights
+        with heads first. The base of a `Rescaled` is taken if the file is of IA3. Otherwise its
+        numbers are those of the weight, such as AWQ finds, and stay. For an adapter of
         PiSSA or LoftQ they are the weights without any: what is left of them without the largest
         singular values, or what they are in `NF4`, is computed.
     names, layout
@@ -213,9 +219,9 @@ def load_adapter(
     -------
     Any
         The same pytree, with a `Lora`, or a `Dora`, for each module of the file, or a `Rescaled`
-        if the file is of IA3. Of VeRA, the factors are `Rescaled`. The factors have the dtypes of
-        the file. The base weights are the same objects as in ``params``, but for those of PiSSA and
-        LoftQ.
+        if the file is of IA3. Of VeRA, the factors are `Rescaled`. Factors and numbers have the
+        dtypes of the file. The rows of a new adapter are the inputs. The base weights are the same
+        objects as in ``params``, but for those of PiSSA and LoftQ.
         A leaf ``bias`` beside a weight whose outputs IA3 multiplies becomes a `Rescaled` as well.
 
     Raises
@@ -249,12 +255,16 @@ def load_adapter(
     """
     adapters = read_any(pathlib.Path(directory))
     used: set[str] = set()
-    leaves, treedef = jax.tree.flatten(params, is_leaf=_is_value)
+    leaves, treedef = jax.tree.flatten(params, is_leaf=is_value)
     weights = list(_weights(_LOAD, params))
     places = {path: i for i, path, _ in weights}
     paths = list(places)
+    # A `Rescaled` may be the weight itself, with multipliers that AWQ found. It is taken for an adapter
+    # where one of its kind takes its place, and not where factors are added to it.
+    is_of_ia3 = any(isinstance(adapter, Scaling) for adapter in adapters.values())
+    without = bare if is_of_ia3 else without_factors
     for i, _, weight in weights:
-        leaves[i] = bare(weight)
+        leaves[i] = without(weight)
     for i, path, weight in weights:
         modules = _modules(_LOAD, names, path)
         listed = _listed(modules)
@@ -298,7 +308,7 @@ def load_adapter(
 
 def _weights(by: str, tree: Any) -> Iterator[tuple[int, str, Any]]:
     """The arrays and values among the leaves of a pytree, with their places and paths."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_value)[0]
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_value)[0]
     for i, (path, leaf) in enumerate(leaves):
         if hasattr(leaf, "shape"):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -315,10 +325,6 @@ def _check_no_lora_inside(by: str, path: str, weight: Any) -> None:
         )
 
 
-def _is_value(x: Any) -> bool:
-    return isinstance(x, Value)
-
-
 def _modules(by: str, names: Names | None, path: str) -> Modules:
     if names is None:
         *above, last = path.split("/")
@@ -331,6 +337,11 @@ def _modules(by: str, names: Names | None, path: str) -> Modules:
             "None is expected."
         )
     return modules
+
+
+def _is_told(names: Names | None, path: str) -> bool:
+    """Whether a table has a path, or a function is asked for it."""
+    return path in names if isinstance(names, Mapping) else names is not None
 
 
 def _listed(modules: Modules) -> list[str]:
@@ -494,7 +505,8 @@ def _axes(
 ) -> tuple[Any, tuple[int, ...], tuple[int, ...], bool]:
     """The base of a weight, its row and column axes, and whether it is frozen.
 
-    The rows of a DoRA, and of a VeRA, are the inputs. Otherwise they are those of the weight, or come first.
+    The rows are the inputs, of which dropout drops entries, unless the weight has an adapter with other
+    rows. Those of a DoRA, and of a VeRA, are the inputs in any case.
     """
     if isinstance(weight, (Lora, Dora)):
         batch_of_weight = weight.shape[: weight.ndim - len(weight.rows) - len(weight.cols)]
@@ -504,13 +516,15 @@ def _axes(
             f"{_LOAD}: {path} has dtype {weight.dtype}, and only floating weights have adapters."
         )
     else:
-        window = like.a.ndim - 2
-        batch_of_weight = tuple(weight.shape[: -2 - window])
-        rows, cols, frozen = (-2,), (-1,), True
-        if window:
-            first = -2 - window
-            inputs = range(first, -1) if in_first else range(first + 1, 0)
-            rows, cols = tuple(inputs), (-1,) if in_first else (first,)
+        first = -like.a.ndim
+        batch_of_weight = tuple(weight.shape[:first])
+        inputs = range(first, -1) if in_first else range(first + 1, 0)
+        rows, cols, frozen = tuple(inputs), (-1,) if in_first else (first,), True
+    if like.is_convolution and weight.ndim < len(batch) + len(rows) + len(cols):
+        raise ValueError(
+            f"{_LOAD}: {path} has shape {tuple(weight.shape)}, and the file has the adapter of a "
+            f"convolution for it, of a kernel with {like.a.ndim} axes."
+        )
     if batch_of_weight != batch or weight.ndim < 2:
         count = f"a sequence of {batch[0]} modules" if batch else "one module"
         raise ValueError(
@@ -522,4 +536,4 @@ def _axes(
     has_inputs = like.magnitude is not None or like.numbers is not None
     if has_inputs and (rows[0] % ndim < cols[0] % ndim) != in_first:
         rows, cols = cols, rows
-    return bare(weight), rows, cols, frozen
+    return without_factors(weight), rows, cols, frozen

@@ -6,7 +6,7 @@ import math
 import os
 import pathlib
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 from jaxrewrite.values import GGUF
 
 from ._leaves import as_array
+from ._tensors import Tensors
 
 
 def load_gguf(path: str | os.PathLike[str], *, dtype: Any = "float32") -> GGUFTensors:
@@ -74,7 +75,7 @@ def load_gguf(path: str | os.PathLike[str], *, dtype: Any = "float32") -> GGUFTe
     return GGUFTensors(*_read(file), jnp.dtype(dtype))
 
 
-class GGUFTensors(Mapping[str, Any]):
+class GGUFTensors(Tensors):
     """The tensors of a file, each of which is read when it is looked up; see `load_gguf`."""
 
     metadata: dict[str, Any]
@@ -86,11 +87,12 @@ class GGUFTensors(Mapping[str, Any]):
         tensors: Mapping[str, _Tensor],
         dtype: Any,
     ) -> None:
+        super().__init__(tensors)
         self.metadata = metadata
-        self._data, self._tensors, self._dtype = data, tensors, dtype
+        self._data, self._dtype = data, dtype
 
     def __getitem__(self, name: str) -> jax.Array | GGUF:
-        tensor = self._tensors[name]
+        tensor: _Tensor = self._table[name]
         data = self._data[tensor.start : tensor.start + tensor.size]
         if tensor.kind in _DTYPES:
             stored = data.view(_DTYPES[tensor.kind])
@@ -99,14 +101,8 @@ class GGUFTensors(Mapping[str, Any]):
             data.reshape(*tensor.shape[:-1], -1), tensor.kind, self._dtype
         )
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
     def __repr__(self) -> str:
-        size = sum(tensor.size for tensor in self._tensors.values())
+        size = sum(tensor.size for tensor in self._table.values())
         return f"GGUFTensors({len(self)} tensors of {size / 1e6:,.1f} MB)"
 
 

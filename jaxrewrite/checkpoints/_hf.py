@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from . import _compressed_tensors, _hf_methods
 from ._hf_methods import Method
 from ._leaves import as_array
 from ._safetensors import Stored, files_of, table_in, tensors_of
+from ._tensors import Tensors
 
 
 def load_hf(folder: str | os.PathLike[str], *, dtype: Any = "float32") -> HFTensors:
@@ -69,8 +70,8 @@ def load_hf(folder: str | os.PathLike[str], *, dtype: Any = "float32") -> HFTens
         If there is no such folder, no file of safetensors in it, or not all of those that its
         index names.
     ValueError
-        If a file is not whole, the method is none of these, or the tensors of a weight do not fit
-        each other.
+        If a file is not whole, the method or its layout is none of these, the tensors of a weight
+        do not fit each other, or two would have one name.
 
     References
     ----------
@@ -106,7 +107,7 @@ def load_hf(folder: str | os.PathLike[str], *, dtype: Any = "float32") -> HFTens
     return HFTensors(config, made)
 
 
-class HFTensors(Mapping[str, Any]):
+class HFTensors(Tensors):
     """The tensors of a folder, each of which is read when it is looked up; see `load_hf`."""
 
     config: dict[str, Any]
@@ -114,17 +115,11 @@ class HFTensors(Mapping[str, Any]):
     def __init__(
         self, config: dict[str, Any], made: Mapping[str, Callable[[], Any]]
     ) -> None:
+        super().__init__(made)
         self.config = config
-        self._made = made
 
     def __getitem__(self, name: str) -> Any:
-        return self._made[name]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
+        return self._table[name]()
 
     def __repr__(self) -> str:
         return f"HFTensors({len(self)} tensors)"
@@ -134,6 +129,12 @@ class HFTensors(Mapping[str, Any]):
 _Made = Callable[[], Any]
 
 _METHODS = {**_hf_methods.METHODS, "compressed-tensors": _compressed_tensors.METHODS}
+
+# What is wrong with a quantization_config, by the methods whose layouts have names of their own.
+_PROBLEMS: Mapping[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "gptq": _hf_methods.gptq_problem,
+    "compressed-tensors": _compressed_tensors.format_problem,
+}
 
 
 def _quantisation(
@@ -159,13 +160,22 @@ def _weights(
     """A function for each weight, and for each tensor that belongs to none."""
     made: dict[str, _Made] = {}
     used: set[str] = set()
+
+    def add(name: str, make: _Made, tensor: Stored) -> None:
+        if name in made:
+            tensor.refuse(f"and others that are {name}, too.")
+        made[name] = make
+
     for method in _methods(file, config) if config else ():
         for name, parts in method.parts(stored):
             about = method.check(config, parts)
             used |= {part.name for part in parts.values()}
-            made[name] = functools.partial(_made, method, about, parts, dtype)
-    arrays = {name: tensor for name, tensor in stored.items() if name not in used}
-    return made | {name: functools.partial(_array, x, name) for name, x in arrays.items()}
+            make = functools.partial(_made, method, about, parts, dtype)
+            add(name, make, next(iter(parts.values())))
+    for name, tensor in stored.items():
+        if name not in used:
+            add(name, functools.partial(_array, tensor), tensor)
+    return made
 
 
 def _methods(file: pathlib.Path, config: Mapping[str, Any]) -> Sequence[Method]:
@@ -177,8 +187,8 @@ def _methods(file: pathlib.Path, config: Mapping[str, Any]) -> Sequence[Method]:
             f"has the quant_method {kind!r}, which is not known here. Known are "
             f"{', '.join(_METHODS)}."
         )
-    elif kind == "compressed-tensors":
-        problem = _compressed_tensors.format_problem(config)
+    elif kind in _PROBLEMS:
+        problem = _PROBLEMS[kind](config)
     if problem is not None:
         raise ValueError(f"load_hf: {file} {problem}")
     return _METHODS[kind]
@@ -188,5 +198,5 @@ def _made(method: Method, about: Any, parts: Mapping[str, Stored], dtype: Any) -
     return method.make(about, {key: part.array() for key, part in parts.items()}, dtype)
 
 
-def _array(tensor: Stored, name: str) -> jax.Array:
-    return as_array(tensor.array(), name)
+def _array(tensor: Stored) -> jax.Array:
+    return as_array(tensor.array(), tensor.name)

@@ -56,10 +56,13 @@ FLOATS = ("float16", "bfloat16", "float32")
 
 
 class _Groups(NamedTuple):
-    """Integers of some bits, whose groups share a scale and a zero."""
+    """Integers of some bits, whose groups share a scale and a zero.
+
+    ``more`` is what the zeros are more than those in the file, of which the largest stands for zero.
+    """
 
     bits: int
-    more: int = 0  # What the zeros are more than those in the file.
+    more: int = 0
 
 
 def _bits(config: Mapping[str, Any], tensor: Stored, known: Sequence[int]) -> int:
@@ -123,11 +126,8 @@ def quantised(
 def check_order(index: Stored, length: int, groups: int) -> None:
     """Raise unless it gives each of the groups as many inputs."""
     index.check("int32", (length,))
-    of_inputs = index.array()
-    counts = (
-        np.bincount(of_inputs, minlength=groups) if of_inputs.min() >= 0 else np.zeros(1)
-    )
-    if counts.shape != (groups,) or (counts != length // groups).any():
+    in_groups = np.repeat(np.arange(groups), length // groups)
+    if not np.array_equal(np.sort(index.array()), in_groups):
         index.refuse(
             f"which does not give each of {groups} groups {length // groups} inputs."
         )
@@ -153,6 +153,24 @@ def _check_groups(parts: Parts, length: int, width: int, bits: int) -> int:
     return groups
 
 
+# What stands in a configuration of GPTQ for the layouts that are read, of which the first is the
+# default.
+_OF_GPTQ = ("gptq", "gptq_v2")
+
+
+def gptq_problem(config: Mapping[str, Any]) -> str | None:
+    """What is wrong with the layout that a quantization_config of GPTQ names, if something is."""
+    layout = config.get("checkpoint_format") or _OF_GPTQ[0]
+    if config.get("is_marlin_format", False):
+        layout = "marlin"
+    if layout in _OF_GPTQ:
+        return None
+    return (
+        f"has the checkpoint_format {layout!r} of GPTQ, which is not known here. Known are "
+        f"{', '.join(_OF_GPTQ)}."
+    )
+
+
 def _check_gptq(config: Mapping[str, Any], parts: Parts) -> _Groups:
     q = parts[".qweight"]
     bits = _bits(config, q, (2, 3, 4, 8))
@@ -163,7 +181,7 @@ def _check_gptq(config: Mapping[str, Any], parts: Parts) -> _Groups:
     groups = _check_groups(parts, length, width, bits)
     if ".g_idx" in parts:
         check_order(parts[".g_idx"], length, groups)
-    is_second = config.get("checkpoint_format") == "gptq_v2"
+    is_second = config.get("checkpoint_format") == _OF_GPTQ[1]
     return _Groups(bits, 0 if is_second else 1)
 
 
@@ -172,7 +190,7 @@ def _gptq(about: _Groups, parts: Arrays, dtype: Any) -> Any:
     codes = fields(parts[".qweight"].T, about.bits)
     scales = parts[".scales"].T
     zeros = fields(parts[".qzeros"], about.bits)[:, : len(scales)].T
-    zeros = zeros.astype(np.int16) + about.more
+    zeros = (zeros + np.uint8(about.more)) & np.uint8(2**about.bits - 1)
     make = lambda codes: quantised(codes, zeros, scales, about.bits, dtype)
     return in_order(codes, parts.get(".g_idx"), make)
 
@@ -292,9 +310,10 @@ def _codes_and_magnitudes(about: _Blocks, parts: Arrays) -> tuple[np.ndarray, np
     codes = np.concatenate([pairs >> 4, pairs & 15], 1).reshape(n, m)
     magnitude = parts[".weight.absmax"]
     if magnitude.dtype == np.uint8:
-        scales = np.repeat(parts[".weight.nested_absmax"], about.nested_block)
         levels = parts[".weight.nested_quant_map"][magnitude]
-        magnitude = levels * scales[: len(levels)] + np.float32(about.offset)
+        of_levels = np.arange(len(levels)) // about.nested_block
+        scales = parts[".weight.nested_absmax"][of_levels]
+        magnitude = levels * scales + np.float32(about.offset)
     return codes, magnitude.reshape(n, m // block)
 
 
@@ -336,15 +355,27 @@ def _int8(about: None, parts: Arrays, dtype: Any) -> Quantised:
     return Quantised.from_integers(parts[".weight"], scale, bits=8)
 
 
-def _check_fp8(config: Mapping[str, Any], parts: Parts) -> tuple[int, int]:
-    weight, scale = parts[".weight"], parts[".weight_scale_inv"]
+# The scales of a weight in blocks have its name with this behind.
+_OF_BLOCKS = "_scale_inv"
+
+
+def _is_in_blocks(tensor: Stored, has: Callable[[str], bool]) -> bool:
+    """Whether a tensor is a weight in blocks: that of a layer, or experts under a name of their own."""
+    is_weight = tensor.name.endswith(".weight") or has(_OF_BLOCKS)
+    return tensor.dtype == "float8_e4m3fn" and is_weight
+
+
+def _check_fp8(config: Mapping[str, Any], parts: Parts) -> tuple[int, ...]:
+    """The sizes of blocks along all axes, of which the last two are those of a matrix."""
+    weight, scale = parts[""], parts[_OF_BLOCKS]
     block: Any = config.get("weight_block_size") or ()
     if not is_block(block):
         weight.refuse(f"with weight_block_size={block!r} in the quantization_config.")
-    weight.check("float8_e4m3fn", (None, None))
-    grid = [-(-n // b) for n, b in zip(weight.shape, block, strict=True)]
-    scale.check(FLOATS, grid)
-    return block[0], block[1]
+    stack = weight.shape[:-2]
+    weight.check("float8_e4m3fn", (*stack, None, None))
+    sizes = (*(1 for _ in stack), *block)
+    scale.check(FLOATS, [-(-n // b) for n, b in zip(weight.shape, sizes, strict=True)])
+    return sizes
 
 
 def is_block(found: Any) -> TypeGuard[list[int]]:
@@ -353,8 +384,8 @@ def is_block(found: Any) -> TypeGuard[list[int]]:
     return is_pair and all(type(b) is int and b > 0 for b in found)
 
 
-def _fp8(block: tuple[int, int], parts: Arrays, dtype: Any) -> Float8:
-    return of_floats(parts[".weight"], parts[".weight_scale_inv"], block, dtype)
+def _fp8(block: tuple[int, ...], parts: Arrays, dtype: Any) -> Float8:
+    return of_floats(parts[""], parts[_OF_BLOCKS], block, dtype)
 
 
 def of_floats(
@@ -403,14 +434,7 @@ METHODS: Mapping[str, Sequence[Method]] = {
         ),
     ],
     "fp8": [
-        Method(
-            (".weight", ".weight_scale_inv"),
-            (),
-            ".weight",
-            _check_fp8,
-            _fp8,
-            lambda tensor, has: tensor.dtype == "float8_e4m3fn",
-        )
+        Method(("", _OF_BLOCKS), (), "", _check_fp8, _fp8, _is_in_blocks),
     ],
     "mxfp4": [Method(("_blocks", "_scales"), (), "", _check_mxfp4, _mxfp4)],
 }

@@ -19,8 +19,9 @@ from jaxrewrite.values import Dora, Lora, Rescaled
 from ._peft_vectors import Scaling
 
 
-# The types of weights with an adapter.
-ADAPTED = (Lora, Dora, Rescaled)
+# The types of weights with an adapter that has factors, and with one of any kind.
+FACTORED = (Lora, Dora)
+ADAPTED = (*FACTORED, Rescaled)
 
 # The last part of the path of a bias.
 BIAS = "bias"
@@ -71,7 +72,7 @@ def scalings_of(
 
 
 def _numbers(v: Rescaled) -> Any:
-    return np.asarray(jax.device_get(v.factor()))
+    return np.asarray(jax.device_get(v.numbers()))
 
 
 def _has_numbers(bias: Any, numbers: Any) -> bool:
@@ -136,15 +137,20 @@ def rescaled(
             f"load_adapter: {modules!r} has {numbers.shape[1]} numbers for {of}, which do not fit "
             f"{path}, of shape {tuple(weight.shape)}. Let a weight with heads be a Rescaled."
         )
-    return Rescaled(bare(weight), jnp.asarray(numbers.reshape(shape), weight.dtype))
+    return Rescaled(bare(weight), jnp.asarray(numbers.reshape(shape)))
 
 
 def rescaled_bias(bias: Any, scalings: Sequence[Scaling]) -> Rescaled:
     """A bias of any axes, or a stack of biases, with the numbers of the outputs."""
     numbers = np.stack([scaling.numbers for scaling in scalings])
-    return Rescaled(bare(bias), jnp.asarray(numbers.reshape(bias.shape), bias.dtype))
+    return Rescaled(bare(bias), jnp.asarray(numbers.reshape(bias.shape)))
 
 
 def bare(weight: Any) -> Any:
     """A weight without the adapter that it has, of any kind."""
     return weight.w if isinstance(weight, ADAPTED) else weight
+
+
+def without_factors(weight: Any) -> Any:
+    """A weight without the factors that it has, and with its multipliers."""
+    return weight.w if isinstance(weight, FACTORED) else weight

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxrewrite import Value
+
 
 PLAIN = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -24,6 +26,10 @@ PLAIN = {
 COMPLEX = ("complex64", "complex128")
 
 NUMBERS = (bool, int, float, complex)
+
+
+def is_value(x: Any) -> bool:
+    return isinstance(x, Value)
 
 
 def is_array(leaf: Any) -> bool:

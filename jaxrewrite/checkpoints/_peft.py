@@ -135,9 +135,8 @@ def read(directory: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Adapte
         If a file is damaged, or is not for LoRA as it is computed here.
     """
     start = _checked_start(directory / CONFIG, config)
-    tensors, _ = read_tensors("load_adapter", directory / TENSORS)
     by_module: dict[str, dict[str, np.ndarray]] = {}
-    for key, tensor in tensors.items():
+    for key, tensor in tensors_in(directory).items():
         match = _KEY.fullmatch(key)
         if match is None or not _is_floating(tensor):
             raise ValueError(
@@ -157,6 +156,10 @@ def read(directory: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Adapte
         module: _adapter(directory, module, factors, config, start)
         for module, factors in by_module.items()
     }
+
+
+def tensors_in(directory: pathlib.Path) -> dict[str, np.ndarray]:
+    return read_tensors("load_adapter", directory / TENSORS)[0]
 
 
 def _is_floating(tensor: np.ndarray) -> bool:
@@ -348,9 +351,12 @@ def _alpha(adapter: Adapter, use_rslora: bool) -> float:
 
 
 def _default_and_patterns(numbers: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The most frequent number, and patterns for the modules that have others."""
+    """The most frequent number, and patterns for the modules that have others.
+
+    The first pattern decides that matches, and files have the patterns in the order of their names.
+    """
     default = Counter(numbers.values()).most_common(1)[0][0]
-    patterns = {module: n for module, n in numbers.items() if n != default}
+    patterns = {module: n for module, n in sorted(numbers.items()) if n != default}
     try:
         is_read = all(_of(patterns, module, default) == n for module, n in numbers.items())
     except re.error:

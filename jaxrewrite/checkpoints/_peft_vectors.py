@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._files import read_tensors
 from ._peft import (
     COMMON,
     CONFIG,
@@ -24,6 +23,7 @@ from ._peft import (
     check_known,
     read,
     read_config,
+    tensors_in,
     write_files,
 )
 
@@ -57,10 +57,6 @@ def read_any(directory: pathlib.Path) -> Mapping[str, AnyAdapter]:
             f"{', '.join(readers)} are read."
         )
     return readers[kind](directory, config)
-
-
-def _read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
-    return read_tensors("load_adapter", directory / TENSORS)[0]
 
 
 def _refused(directory: pathlib.Path, key: str, tensor: Any, wanted: str) -> ValueError:
@@ -126,7 +122,7 @@ def write_vera(
 def _read_vera(directory: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Adapter]:
     path = directory / CONFIG
     check_known(path, config, SILENT | _SILENT_IN_VERA | {"r", "save_projection"})
-    tensors = _read_tensors(directory)
+    tensors = tensors_in(directory)
     if not {_FIRST, _SECOND} <= tensors.keys():
         raise ValueError(
             f"load_adapter: {directory / TENSORS} has no {_FIRST} and {_SECOND}, the random matrices, "
@@ -190,7 +186,7 @@ def _read_ia3(directory: pathlib.Path, config: Mapping[str, Any]) -> dict[str, S
     else:
         is_of_inputs = lambda module: re.fullmatch(inputs, module) is not None
     found = {}
-    for key, tensor in _read_tensors(directory).items():
+    for key, tensor in tensors_in(directory).items():
         match = _OF_IA3.fullmatch(key)
         if match is None or tensor.size != max(tensor.shape, default=0):
             wanted = f"a vector called {PREFIX}<module>.ia3_l"

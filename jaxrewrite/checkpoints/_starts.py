@@ -13,6 +13,8 @@ import numpy as np
 import jaxrewrite
 from jaxrewrite.values import NF4, adapt
 
+from ._leaves import is_value
+
 
 # Ways to begin that change the base weights, with what such an adapter belongs to.
 _STARTS = {
@@ -62,7 +64,7 @@ def started(
     start: str,
 ) -> Any:
     """The base of an adapter that peft began on this weight, whose axes are these and a stack's."""
-    if isinstance(weight, jaxrewrite.Value):
+    if is_value(weight):
         name, base = _STARTS[start]
         raise ValueError(
             f"load_adapter: {path} is a {type(weight).__name__}. An adapter that {name} began belongs "

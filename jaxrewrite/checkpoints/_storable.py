@@ -12,7 +12,16 @@ import numpy as np
 
 from jaxrewrite import Value
 
-from ._leaves import described, empty, form, is_array, is_stored, restored, stored
+from ._leaves import (
+    described,
+    empty,
+    form,
+    is_array,
+    is_stored,
+    is_value,
+    restored,
+    stored,
+)
 
 
 _T = TypeVar("_T")
@@ -208,7 +217,6 @@ def _leaves(tree: Any) -> dict[str, Any]:
 
 
 def _about(tree: Any) -> dict[str, Any]:
-    is_value = lambda x: isinstance(x, Value)
     nodes, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_value)
     return {
         "version": VERSION,

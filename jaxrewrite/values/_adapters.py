@@ -15,7 +15,7 @@ import jaxrewrite
 
 from ._base.structured import is_value
 from ._weights.dora import Dora
-from ._weights.dropped import Dropped
+from ._weights.dropped import Dropped, Dropping
 from ._weights.lora import Lora
 from ._weights.rescaled import Rescaled
 
@@ -49,7 +49,8 @@ def dropout(tree: Any, rate: float, key: Array) -> Any:
     model uses a weight several times, such as at each step of a loop, arrays of one shape lose the
     same entries. Under `jax.vmap` of the transformed function, so do all examples, unless each has
     a key of its own. Differentiate the transformed function: a cotangent within it, as of
-    ``transform(jax.grad(f))``, meets the factor itself. In evaluation, leave it out.
+    ``transform(jax.grad(f))``, meets the factor itself. So does an array whose product sums none of the
+    ``rows`` of an adapter, which `adapt` lets be the inputs by ``axes``. In evaluation, leave it out.
 
     Parameters
     ----------
@@ -71,6 +72,12 @@ def dropout(tree: Any, rate: float, key: Array) -> Any:
     ------
     ValueError
         If ``rate`` is not in [0, 1), or there is no adapter.
+
+    Warns
+    -----
+    UserWarning
+        By the transformed function, if a product sums none of the ``rows`` of an adapter, so that
+        nothing is dropped.
 
     Examples
     --------
@@ -105,7 +112,9 @@ def _dropping(v: Lora | Dora, rate: float, key: Array) -> Any:
     batch = v.a.shape[: v.a.ndim - 1 - len(v.rows)]
     seeds = jax.random.bits(key, (*batch, *(1,) * (v.a.ndim - len(batch))), "uint32")
     factor: Any = Dropped(v.a, seeds, float(rate))
-    return dataclasses.replace(v, a=factor)
+    if type(v) is not Lora:  # The rules of a subclass of a user's go on to hold.
+        return dataclasses.replace(v, a=factor)
+    return Dropping(v.w, factor, v.b, v.scale, v.rows, v.cols, v.frozen)
 
 
 def stack_adapters(trees: Sequence[Any]) -> Any:
@@ -219,7 +228,7 @@ def _stacked(path: Any, xs: Sequence[Any]) -> Any:
     adapted = [x for x in xs if _is_adapted(x)]
     if not adapted:
         return xs[0]
-    if len(set(map(type, adapted))) > 1:
+    if len({isinstance(v, Dora) for v in adapted}) > 1:
         raise ValueError(
             f"stack_adapters: {name} is a Lora in some pytrees, a Dora in others."
         )

@@ -18,7 +18,7 @@ from ._base.chosen import chosen_leaves, leaves_by_path
 from ._base.progress import Progress, shown
 from ._base.random_keys import check_key
 from ._base.structured import bytes_text, is_value, nbytes_of
-from ._weights.adapters import INITS, METHODS, Adapter, adapted
+from ._weights.adapters import INITS, METHODS, Adapter, adapted, lengths_of
 from ._weights.quantise import check_format, quantised_along
 from ._weights.weight_axes import AnyAxes, WeightAxes, axes_of_leaf
 
@@ -65,7 +65,9 @@ def adapt(
         for any weights. Or the pair ``(rows, cols)`` of a weight, such as ``((0,), (1, 2))`` for
         the shape (features, heads, head size); a mapping from paths to pairs; or a function
         of the path and the leaf that returns the pair. All other axes are batch axes, as in
-        stacked layers. ``None`` means the two axes of a matrix.
+        stacked layers. ``None`` means the two axes of a matrix, of which the first is that of the
+        rows. A DoRA has the lengths of its columns, and `dropout` drops entries of what products sum
+        with the rows: so for a weight (out, in), as in Equinox, say that the rows are the inputs.
     method
         ``"lora"``; ``"dora"``, which gives a `Dora`; or ``"vera"`` (arXiv:2310.11454), a `Lora`
         whose factors are random and stay so: the first rows and columns of one pair of matrices,
@@ -152,7 +154,7 @@ def adapt(
     if method == "vera":  # Its random factors are those of the largest weight, for all.
         keys, sizes = (
             [key] * len(positions),
-            [_sizes(swapped[i], of_leaf(i)) for i in positions],
+            [_matrix_shape(swapped[i], of_leaf(i)) for i in positions],
         )
         rows, cols = zip(*sizes, strict=True)
         adapter = adapter._replace(most=(max(rows), max(cols)))
@@ -188,7 +190,7 @@ def _check_adapter(adapter: Adapter) -> None:
 
 
 def _check_rank(path: str, w: Any, axes: WeightAxes, rank: int) -> None:
-    sizes = _sizes(w, axes)
+    sizes = _matrix_shape(w, axes)
     if rank > max(min(sizes), 1):
         warnings.warn(
             f"adapt: {path} has shape {w.shape}, so that any change of it has a rank of at most "
@@ -198,10 +200,10 @@ def _check_rank(path: str, w: Any, axes: WeightAxes, rank: int) -> None:
         )
 
 
-def _sizes(w: Any, axes: WeightAxes) -> tuple[int, int]:
+def _matrix_shape(w: Any, axes: WeightAxes) -> tuple[int, int]:
     """How many rows and columns a weight has."""
-    rows, cols = (math.prod(w.shape[i] for i in group) for group in axes)
-    return rows, cols
+    _, rows, cols = lengths_of(w, axes)
+    return math.prod(rows), math.prod(cols)
 
 
 def _is_floating(leaf: Any) -> bool:

@@ -1,5 +1,6 @@
 """LoRA adapters in the files of peft, against files and numbers made by NumPy alone."""
 
+import dataclasses
 import json
 
 import jax
@@ -12,7 +13,7 @@ from choose import often
 from peft_files import factors, key, linear
 
 import jaxrewrite
-from jaxrewrite.values import NF4, Dora, Lora, Rescaled, Sum, Unitful, adapt
+from jaxrewrite.values import NF4, Dora, Lora, Rescaled, Sum, Unitful, adapt, dropout
 
 
 pytest.importorskip("safetensors", reason="adapters are files of the package safetensors")
@@ -145,9 +146,32 @@ def test_names_of_modules_and_weights_of_equinox(tmp_path):
     np.testing.assert_array_equal(tensors[key("model.up_proj", "B")], p["up"]["weight"].a)
     np.testing.assert_array_equal(tensors[key("model.layers.1.q", "B")], p["layers"].a[1])
     bare = jax.tree.map(lambda v: v.w if isinstance(v, Lora) else v, p, is_leaf=is_lora)
+    # The rows of a new adapter are the inputs.
+    with_inputs_first = jax.tree.map(exchanged, p, is_leaf=is_lora)
     for found in (names, names.get):
         back = load_adapter(tmp_path, bare, names=found, layout="out_in")
-        same(back, p, kinds=False)
+        same(back, with_inputs_first, kinds=False)
+        same(load_adapter(tmp_path, p, names=found, layout="out_in"), p, kinds=False)
+
+
+def exchanged(v):
+    """The same change, whose rows are the columns of the other."""
+    if not is_lora(v):
+        return v
+    a, b = (np.swapaxes(x, -1, -2) for x in (v.b, v.a))
+    return Lora(v.w, a, b, v.scale, v.cols, v.rows)
+
+
+@pytest.mark.parametrize("layout", ["in_out", "out_in"])
+def test_dropout_of_an_adapter_that_was_loaded_drops_inputs(tmp_path, layout):
+    tensors = factors(RNG, "first", 8, 8, 8)
+    tensors = {name: np.eye(8, dtype="float32") for name in tensors}
+    peft_files.write(tmp_path, tensors, r=8, lora_alpha=8)
+    loaded = load_adapter(tmp_path, {"first": {"kernel": jnp.zeros((8, 8))}}, layout=layout)
+    dropped = dropout(loaded, 0.5, jax.random.key(0))["first"]["kernel"]
+    multiply = (lambda v, x: x @ v) if layout == "in_out" else (lambda v, x: x @ v.T)
+    seen = jaxrewrite.transform(multiply, materialise="forbid")(dropped, jnp.ones((5, 8)))
+    assert set(np.unique(seen)) == {0.0, 2.0}
 
 
 def test_rows_may_be_the_inputs_wherever_they_lie(tmp_path):
@@ -265,6 +289,17 @@ def test_an_adapted_stack_takes_the_adapters_of_a_sequence_of_modules():
         _adapters._axes("w", w, (), like, True)
 
 
+@pytest.mark.parametrize("layout", ["in_out", "out_in"])
+@pytest.mark.parametrize("shape", [(3, 4), (3, 3, 4), (4,)])
+def test_a_matrix_does_not_take_the_adapter_of_a_convolution(tmp_path, shape, layout):
+    a, b = (key("first", name) for name in "AB")
+    tensors = {a: numbers(2, 3, 3, 3), b: numbers(4, 2, 1, 1)}
+    peft_files.write(tmp_path, tensors, r=2)
+    p = {"first": {"kernel": jnp.ones(shape)}}
+    with pytest.raises(ValueError, match="convolution for it, of a kernel with 4 axes"):
+        load_adapter(tmp_path, p, layout=layout)
+
+
 def test_another_file_takes_the_place_of_adapters(tmp_path):
     """Of those that it lacks, too; quantised weights stay as they are."""
     base = {"first": {"kernel": int8(6, 4)}, "second": {"kernel": nf4(4, 3)}}
@@ -285,6 +320,16 @@ def test_names_that_end_alike_keep_their_ranks(tmp_path):
     save_adapter(tmp_path, p)
     bare = jax.tree.map(lambda v: v.w, p, is_leaf=is_lora)
     same(load_adapter(tmp_path, bare), p, kinds=False)
+
+
+def test_names_that_end_alike_keep_their_scales_in_the_order_of_the_file(tmp_path):
+    """The file is sorted, so that the pattern "enc.q" is before "vision.enc.q", which it matches."""
+    weight = lambda scale: Lora(numbers(2, 2), numbers(2, 1), numbers(1, 2), scale)
+    p = {"a": weight(1.0), "b": weight(2.0), "c": weight(3.0), "d": weight(3.0)}
+    names = {"a": "vision.enc.q", "b": "enc.q", "c": "k", "d": "v"}
+    save_adapter(tmp_path, p, names=names)
+    bare = jax.tree.map(lambda v: v.w, p, is_leaf=is_lora)
+    same(load_adapter(tmp_path, bare, names=names), p, kinds=False)
 
 
 def test_a_name_that_is_no_pattern_keeps_its_rank(tmp_path):
@@ -558,8 +603,57 @@ def test_an_adapter_takes_the_place_of_one_of_another_kind(tmp_path, old, new):
     save_adapter(tmp_path, {"first": {"kernel": weights[new]}})
     got = load_adapter(tmp_path, {"first": {"kernel": weights[old]}})["first"]["kernel"]
     assert type(got).__name__ == new
+    if old == "Rescaled" != new:  # Its numbers may be those of the weight.
+        assert got.w is rescaled
+        got = dataclasses.replace(got, w=w)
     assert got.w is w
     same(got, weights[new])
+
+
+def test_multipliers_of_a_quantised_weight_stay_under_factors(tmp_path):
+    """As parts of a weight that AWQ has fitted have them, also where the file has no adapter."""
+    scaled = lambda: Rescaled(int8(6, 4), jnp.asarray(numbers(6, 1)))
+    p = {"first": {"kernel": scaled()}, "second": {"kernel": scaled()}}
+    tensors = factors(RNG, "first", 6, 4, 2)
+    peft_files.write(tmp_path / "theirs", tensors, r=2, lora_alpha=2)
+    adapted = load_adapter(tmp_path / "theirs", p)
+    assert adapted["second"]["kernel"] is p["second"]["kernel"]
+    kernel = adapted["first"]["kernel"]
+    assert isinstance(kernel, Lora) and kernel.w is p["first"]["kernel"]
+    w = np.asarray(jaxrewrite.materialise(p["first"]["kernel"]))
+    run = jaxrewrite.transform(lambda w, x: x @ w, materialise="forbid")
+    want = linear(X, w.T, tensors, "first", 1.0)
+    np.testing.assert_allclose(run(kernel, X), want, rtol=1e-4, atol=1e-4)
+
+    both = "Lora and Rescaled weights|Rescaled and Lora weights"
+    with pytest.raises(ValueError, match=f"({both}).* let names give None"):
+        save_adapter(tmp_path / "ours", adapted)
+    with pytest.raises(ValueError, match="names has no module for second/kernel"):
+        save_adapter(tmp_path / "ours", adapted, names={"first/kernel": "first"})
+    names = {"first/kernel": "first", "second/kernel": None}
+    for found in (names, names.get):
+        save_adapter(tmp_path / "ours", adapted, names=found)
+        same(load_adapter(tmp_path / "ours", p, names=found), adapted)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_multipliers_keep_the_dtype_of_the_file(tmp_path, dtype):
+    p = with_multipliers()
+    narrow = jax.tree.map(lambda x: x.astype(dtype), params())
+    save_adapter(tmp_path / "wide", p)
+    got = load_adapter(tmp_path / "wide", narrow)["first"]
+    for name in ("kernel", "bias"):
+        assert (got[name].dtype, got[name].scale.dtype) == (dtype, "float32")
+        np.testing.assert_array_equal(got[name].scale, p["first"][name].scale)
+    save_adapter(tmp_path / "again", {"first": got})
+    assert_files_agree = lambda *files: np.testing.assert_array_equal(
+        *(peft_files.read_safetensors(file)[IA3_OF_FIRST] for file in files)
+    )
+    name = "adapter_model.safetensors"
+    assert_files_agree(tmp_path / "wide" / name, tmp_path / "again" / name)
+
+
+IA3_OF_FIRST = "base_model.model.first.ia3_l"
 
 
 def test_stacked_multipliers_of_weights_with_outputs_first(tmp_path):

@@ -48,14 +48,16 @@ def gptq(bits=4, length=64, width=8, group=16, desc_act=False, more=1):
     """The tensors of a layer, and its weight of shape (out, in)."""
     groups = length // group
     q = NUMBERS.integers(0, 2**bits, (length, width))
-    z = NUMBERS.integers(more, 2**bits + more, (groups, width))
+    z = NUMBERS.integers(0, 2**bits, (groups, width))
+    z[0, :2] = 0, 2**bits - 1
     scales = NUMBERS.uniform(0.01, 0.1, (groups, width)).astype("float16")
     index = np.arange(length) // group
     if desc_act:
         index = NUMBERS.permutation(index)
     tensors = {
         "up.qweight": in_words(q, bits, 0),
-        "up.qzeros": in_words(z - more, bits, 1),
+        # A zero less one that has no integer is the largest, as integers without a sign wrap.
+        "up.qzeros": in_words((z - more) % 2**bits, bits, 1),
         "up.scales": scales,
         "up.g_idx": index.astype("int32"),
         "up.bias": np.ones(width, "float16"),
@@ -181,6 +183,15 @@ def test_nf4(nested, tmp_path):
     assert_same(found["norm.weight"], np.ones(4, "float32"))
 
 
+def test_a_block_of_scales_may_be_larger_than_what_there_is(tmp_path):
+    """It takes no memory for what there is not."""
+    tensors, want = nf4(8)
+    key = "up.weight.quant_state.bitsandbytes__nf4"
+    about = json.loads(bytes(tensors[key])) | {"nested_blocksize": 2**45}
+    tensors[key] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    check(load_hf(written(tmp_path, BITSANDBYTES, tensors))["up.weight"], want)
+
+
 @pytest.mark.parametrize("nested", [0, 1])
 def test_fp4(nested, tmp_path):
     tensors, want = nf4(nested, "fp4", LEVELS_OF_FP4)
@@ -225,6 +236,22 @@ def check_blocks_of_float8(shape, tmp_path):
 
 def test_blocks_of_float8(tmp_path):
     check_blocks_of_float8((8, 12), tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 8), (2, 3, 12)])
+def test_blocks_of_float8_of_experts(shape, tmp_path):
+    """Weights of all experts in one tensor have a name of their own."""
+    w = NUMBERS.normal(size=shape).astype(ml_dtypes.float8_e4m3fn)
+    grid = (shape[0], -(-shape[1] // 2), shape[2] // 4)
+    scale = NUMBERS.uniform(1, 2, grid).astype("float32")
+    tensors = {"experts.gate_up_proj": w, "experts.gate_up_proj_scale_inv": scale}
+    config = {"quant_method": "fp8", "weight_block_size": [2, 4]}
+    found = load_hf(written(tmp_path, config, tensors))
+    assert set(found) == {"experts.gate_up_proj"}
+    v = found["experts.gate_up_proj"]
+    assert isinstance(v, Float8)
+    of_entries = scale[:, np.arange(shape[1]) // 2][:, :, np.arange(shape[2]) // 4]
+    np.testing.assert_allclose(v, w.astype("float32") * of_entries, rtol=2.0**-22)
 
 
 def test_blocks_of_float8_whose_last_rows_are_not_whole(tmp_path):
@@ -357,6 +384,13 @@ def test_shards_and_models_without_codes(tmp_path):
     assert_same(plain["w"], np.ones((2, 3), "int16"))
 
 
+def test_what_is_not_looked_up_is_not_read(tmp_path):
+    found = load_hf(written(tmp_path, {}, {"large": np.array([2**40])}))
+    assert "large" in found and "other" not in found
+    with pytest.raises(ValueError, match="'large' has numbers of int64 that do not fit"):
+        found["large"]
+
+
 # --- errors -------------------------------------------------------------------------------
 
 
@@ -401,6 +435,50 @@ WRONG = {
         GPTQ,
         other("up.g_idx", lambda x: x + 1),
         "up.g_idx which does not give each",
+    ),
+    "index out of range": (
+        GPTQ,
+        # Counting these would take a gigabyte.
+        other("up.g_idx", lambda x: np.where(x == 3, 2**27, x).astype("int32")),
+        "up.g_idx which does not give each",
+    ),
+    "no index": (
+        GPTQ,
+        other("up.g_idx", lambda x: x - 1),
+        "up.g_idx which does not give each",
+    ),
+    "layout": (
+        GPTQ | {"checkpoint_format": "marlin"},
+        dict,
+        "config.json has the checkpoint_format 'marlin' of GPTQ, which is not known here",
+    ),
+    "layout by its older name": (
+        GPTQ | {"is_marlin_format": True},
+        dict,
+        "config.json has the checkpoint_format 'marlin' of GPTQ, which is not known here",
+    ),
+    "name of a weight": (
+        GPTQ,
+        lambda x: x | {"up.weight": np.ones((8, 64), "float16")},
+        "up.weight and others that are up.weight, too",
+    ),
+    "name of two weights": (
+        compressed({}, num_bits=8)[0],
+        lambda _: {
+            "up.weight": np.ones((4, 8), "int8"),
+            "up.weight_scale": np.ones((4, 1), "float32"),
+            "up.weight_packed": np.ones((4, 2), "int32"),
+            "up.weight_shape": np.array([4, 8]),
+        },
+        "up.weight and others that are up.weight, too",
+    ),
+    "experts in other blocks": (
+        {"quant_method": "fp8", "weight_block_size": [2, 2]},
+        lambda _: {
+            "up": np.ones((3, 2, 4), ml_dtypes.float8_e4m3fn),
+            "up_scale_inv": np.ones((3, 2, 1), "float32"),
+        },
+        r"up_scale_inv of dtype float32 and shape .3, 2, 1., where .* of shape .3, 1, 2.",
     ),
     "method": ({"quant_method": "aqlm"}, dict, "config.json has the quant_method 'aqlm'"),
     "bitsandbytes": (

@@ -48,19 +48,23 @@ def _product_last(
     groups = params["feature_group_count"] * params["batch_group_count"]
     kernel = lax.concatenate([_kernel(first, out)] * groups, out)
     y = _convolved(x, kernel, params)
-    second_factor = transpose(second.x, second.labels, (RANK, out))
-    second_factor = second_factor.reshape(second_factor.shape[0], groups, -1)
+    # The factor keeps the order of its axes, which may tell it which of them is the rank.
+    at, shape = second.labels.index(out), second.x.shape
+    split = (*shape[:at], groups, shape[at] // groups, *shape[at + 1 :])
+    labels = (*second.labels[:at], "group", "new", *second.labels[at + 1 :])
     axis = params["dimension_numbers"].out_spec[1]
-    return _features(y, axis, groups, second_factor, (RANK, "group", "new"), params)
+    return _features(y, axis, groups, second.x.reshape(split), labels, params)
 
 
 def _product_first(
     x: Any, first: Factor, second: Factor, features: int, params: dict[str, Any]
 ) -> Any:
-    first_factor = transpose(first.x, first.labels, (RANK, features))
+    # What is summed here are the features, and the rank is what is new.
+    new = {RANK: "new", features: RANK}
+    labels = tuple(new[label] for label in first.labels)
     axis = params["dimension_numbers"].lhs_spec[1]
     groups = params["feature_group_count"]
-    x = _features(x, axis, groups, first_factor, ("new", RANK), params)
+    x = _features(x, axis, groups, first.x, labels, params)
     return _convolved(x, _kernel(second, features), params)
 
 

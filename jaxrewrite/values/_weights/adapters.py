@@ -62,7 +62,7 @@ def adapted(w: Any, axes: WeightAxes, key: Array, adapter: Adapter) -> Any:
     return Dora.of(lora) if adapter.method == "dora" else lora
 
 
-def _sizes(w: Any, axes: WeightAxes) -> tuple[list[int], list[int], list[int]]:
+def lengths_of(w: Any, axes: WeightAxes) -> tuple[list[int], list[int], list[int]]:
     """The lengths of the batch axes, the rows and the columns."""
     batch = [i for i in range(w.ndim) if i not in (*axes.rows, *axes.cols)]
     sizes = [[w.shape[i] for i in group] for group in (batch, *axes)]
@@ -70,7 +70,7 @@ def _sizes(w: Any, axes: WeightAxes) -> tuple[list[int], list[int], list[int]]:
 
 
 def _random(w: Any, axes: WeightAxes, key: Array, rank: int) -> tuple[Array, Array]:
-    batch, rows, cols = _sizes(w, axes)
+    batch, rows, cols = lengths_of(w, axes)
     a = jax.random.normal(key, (*batch, *rows, rank), w.dtype)
     b = jnp.zeros((*batch, rank, *cols), w.dtype)
     return a / math.sqrt(max(math.prod(rows), 1)), b
@@ -95,7 +95,7 @@ def _from_svd(
 
 def _nearest(x: Any, axes: WeightAxes, adapter: Adapter) -> tuple[Array, Array]:
     """The factors of the change that is the nearest to an array: its largest singular values."""
-    batch, rows, cols = _sizes(x, axes)
+    batch, rows, cols = lengths_of(x, axes)
     rank, dtype = adapter.rank, promoted(x.dtype, jnp.float32)
     order = [i for i in range(x.ndim) if i not in (*axes.rows, *axes.cols)]
     moved = jnp.transpose(x.astype(dtype), (*order, *axes.rows, *axes.cols))
@@ -117,7 +117,7 @@ def _vera(base: Any, axes: WeightAxes, key: Array, adapter: Adapter) -> Lora:
 
     All weights with this key have the first rows and columns of the same ones.
     """
-    batch, rows, cols = _sizes(base, axes)
+    batch, rows, cols = lengths_of(base, axes)
     (most_rows, most_cols), rank, dtype = adapter.most, adapter.rank, base.dtype
     kaiming = jax.nn.initializers.he_uniform()
     keys = jax.random.split(key)

@@ -17,8 +17,9 @@ import jaxrewrite
 
 from .._base.progress import Progress
 from .._base.structured import dtype_of_sums
+from .digits import largest
 from .fit import fitted_to
-from .fitted import METHODS
+from .fitted import METHODS, range_from
 from .quantised import Quantised
 
 
@@ -106,8 +107,8 @@ def calibrate(
         If an option is none of these. By the returned function: if there is no `Quantised` in the
         values or ``where`` chose nothing, there are no batches, no weight met an array, or one met
         an array that is not finite; if it is called in a function that is compiled; and for the
-        other methods if a chosen weight met no array, products sum different axes of it, or its
-        axes do not fit the method.
+        other methods if a chosen weight is not finite, met no array or one whose squares are too
+        large for float32, products sum different axes of it, or its axes do not fit the method.
 
     References
     ----------
@@ -302,14 +303,12 @@ class _Record:
 
     def range_of(self, x: Any) -> Any:
         """The range of an array, which its largest magnitude bounds."""
-        most = abs(x).max(initial=0)
-        if isinstance(self._of, str):
-            return most
-        kind, number = self._of
-        if kind == "max":
-            return number * most
-        squares = jnp.square(x.astype(dtype_of_sums(x.dtype)))
-        return jnp.minimum(most, number * jnp.sqrt(jnp.sum(squares) / max(x.size, 1)))
+
+        def mean_square() -> Any:
+            squares = jnp.square(x.astype(dtype_of_sums(x.dtype)))
+            return jnp.sum(squares) / max(x.size, 1)
+
+        return range_from(jnp, self._of, largest(x, range(x.ndim)), mean_square)
 
     def note(self, product: _Product, index: Any, most: Any) -> None:
         """Note a product with what ``index`` is of, which may be several weights."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import operator
 from collections.abc import Callable, Container, Sequence
 from typing import Any, ClassVar, Self, cast
 
@@ -208,6 +209,13 @@ def check_blocks(cls: str, **leaves: Any) -> None:
             )
 
 
+def check_floating(cls: str, name: str, x: Any) -> None:
+    """Raise `ValueError` unless an array, or what becomes one, is of real floating numbers."""
+    dtype = jnp.result_type(x)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"{cls}: `{name}` must be real floating; got {dtype}.")
+
+
 def checked_weight(cls: str, w: Any) -> Any:
     """The array to quantise, dense if it is a value.
 
@@ -221,8 +229,7 @@ def checked_weight(cls: str, w: Any) -> Any:
     if isinstance(w, (list, tuple)):
         raise TypeError(f"{cls}: w is a {type(w).__name__}, but must be one array.")
     w = jaxrewrite.materialise(w)
-    if not jnp.issubdtype(jnp.result_type(w), jnp.floating):
-        raise ValueError(f"{cls}: `w` must be real floating; got {jnp.result_type(w)}.")
+    check_floating(cls, "w", w)
     if disproved(_are_finite, w if isinstance(w, jax.Array) else np.asarray(w)):
         raise ValueError(f"{cls}: `w` has entries that are infinite or NaN.")
     return jnp.asarray(w)
@@ -256,11 +263,23 @@ def sizes_asked(cls: str, shape: Sequence[int], block: Any) -> tuple[int, ...]:
     An integer ``block`` is the size along the first axis. In a tuple, None stands for the
     whole axis.
     """
-    if isinstance(block, int):
-        block = (block, *(1 for _ in shape[1:]))
-    if len(block) != len(shape):
+    sizes = _integers(cls, "block", block)
+    if isinstance(block, (int, np.integer)):
+        sizes = (*sizes, *(1 for _ in shape[1:]))
+    if len(sizes) != len(shape):
         raise ValueError(f"{cls}: `block` is {block} for an array of shape {tuple(shape)}.")
-    return tuple(n if b is None else b for b, n in zip(block, shape, strict=True))
+    return tuple(n if b is None else b for b, n in zip(sizes, shape, strict=True))
+
+
+def _integers(cls: str, name: str, given: Any) -> tuple[Any, ...]:
+    """The integers of an option that is one, or a sequence of them and None, as those of Python."""
+    some = (given,) if isinstance(given, (int, np.integer)) else given
+    try:
+        return tuple(None if x is None else operator.index(x) for x in some)
+    except TypeError:
+        raise ValueError(
+            f"{cls}: `{name}` is {given!r}; it must be an integer, or a sequence of integers."
+        ) from None
 
 
 def sizes_along(
@@ -284,8 +303,8 @@ def sizes_of(cls: str, shape: Sequence[int], axis: Any, block: Any) -> tuple[int
         if axis is not None:
             raise ValueError(f"{cls}: give `axis` or `block`, not both.")
         return block_sizes(cls, shape, block)
-    axes = () if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
-    if any(not -len(shape) <= a < len(shape) for a in axes):
+    axes = () if axis is None else _integers(cls, "axis", axis)
+    if any(a is None or not -len(shape) <= a < len(shape) for a in axes):
         raise ValueError(
             f"{cls}: `axis` {axis} is not an axis of an array of shape {tuple(shape)}."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -151,6 +151,14 @@ def side_by_side(parts: Sequence[Any], where: int) -> Any:
     if all(map(is_value, parts)):
         return Concatenated(tuple(parts), where - parts[0].ndim)
     return lax.concatenate([jaxrewrite.materialise(part) for part in parts], where)
+
+
+def parts_of_several(parts: Sequence[Any], where: int, weights: Sequence[Hashable]) -> Any:
+    """Parts of different weights side by side, so that products meet each of these.
+
+    Those of one weight are not, since what an axis of it means holds for all of them.
+    """
+    return NotImplemented if len({*weights}) == 1 else side_by_side(parts, where)
 
 
 def _cut(x: Any, axis: int, start: int, length: int) -> Any:

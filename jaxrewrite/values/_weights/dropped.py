@@ -1,8 +1,9 @@
-"""`Dropped`: a factor of an adapter that does not see all entries of what it is multiplied with."""
+"""Adapters with dropout: their factor does not see all entries of what it is multiplied with."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Self
 
 import jax
@@ -10,10 +11,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
+from jaxrewrite.extend import warn_from_rule
 
 from .._base.contract import sides
 from .._base.structured import Structured
+from .._matrices.low_rank import LowRank
 from .coded import check_blocks
+from .lora import Lora, convolved, multiplied
 
 
 class Dropped(Structured):
@@ -97,3 +101,41 @@ def _(x: Dropped, y: ArrayLike, *, primitive, dimension_numbers, **params) -> An
 @jaxrewrite.register("conv_general_dilated")
 def _(x: ArrayLike, v: Dropped, *, primitive, **params) -> Any:
     return primitive.bind(v.dropping(jnp.asarray(x)), v.w, **params)
+
+
+class Dropping(Lora):
+    """A `Lora` whose factor ``a`` is a `Dropped`, of what its rows meet.
+
+    To a rule of a `Lora` its factors are arrays. So the type says that a product has entries to drop.
+    """
+
+    def _image(self, w: Any, change: LowRank, frozen: bool) -> Dropping:
+        return Dropping(w, change.a, change.b, self.scale, change.rows, change.cols, frozen)
+
+
+def _warn_of_rows(v: Dropping, summed: Iterable[int]) -> None:
+    """Warn of a product that sums these axes, and none of the rows.
+
+    The product of a cotangent sums what the product of the program keeps, and has nothing to drop.
+    """
+    if {axis % v.ndim for axis in v.rows}.isdisjoint(summed):
+        warn_from_rule(
+            f"dropout: this product sums the axes {tuple(summed)} of a Lora of shape {v.shape} whose "
+            f"rows are {v.rows}. Entries are dropped of what is summed with the rows, and so none here. "
+            "Let the rows be the inputs: adapt(..., axes=jaxrewrite.values.weight_axes(fn, params, x)) "
+            "finds out which axes these are.",
+            is_forward=True,
+        )
+
+
+@jaxrewrite.register("dot_general", exchange="types")
+def _(x: Dropping, y: ArrayLike, *, dimension_numbers, **params) -> Any:
+    v, side = (x, 0) if isinstance(x, Dropping) else (y, 1)
+    _warn_of_rows(v, dimension_numbers[0][side])
+    return multiplied(x, y, dimension_numbers=dimension_numbers, **params)
+
+
+@jaxrewrite.register("conv_general_dilated")
+def _(x: ArrayLike, v: Dropping, *, dimension_numbers, **params) -> Any:
+    _warn_of_rows(v, dimension_numbers.rhs_spec[1:])
+    return convolved(x, v, dimension_numbers=dimension_numbers, **params)

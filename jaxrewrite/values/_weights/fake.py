@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array
 
 import jaxrewrite
 
 from .._base.structured import Structured, on_dense
-from .coded import sizes_of
+from .coded import check_floating, sizes_of
 from .quantised import Quantised, check_bits, rounded
 
 
@@ -88,11 +87,10 @@ class FakeQuantised(Structured):
         block: int | Sequence[int | None] | None = None,
         symmetric: bool = True,
     ):
-        if not jnp.issubdtype(w.dtype, jnp.floating):
-            raise ValueError(f"FakeQuantised: `w` must be real floating; got {w.dtype}.")
+        check_floating("FakeQuantised", "w", w)
         check_bits("FakeQuantised", bits)
         sizes = sizes_of("FakeQuantised", w.shape, axis, block)
-        self.__dict__.update(w=w, bits=bits, block=sizes, symmetric=bool(symmetric))
+        self.__dict__.update(w=w, bits=int(bits), block=sizes, symmetric=bool(symmetric))
 
     def aval(self) -> Any:
         return jax.core.ShapedArray(self.w.shape, self.w.dtype)

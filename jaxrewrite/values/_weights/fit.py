@@ -35,6 +35,10 @@ class Weight:
         self.dtype = w.dtype
         self.dense = np.array(w, np.float32)
         self._fits: dict[Part, Fitted] = {}
+        if not np.isfinite(self.dense).all():
+            raise ValueError(
+                f"calibrate: the weight {path} has entries that are infinite or NaN."
+            )
 
     def watched(self, turns: Sequence[Part] | None) -> Watched:
         """The weight as it is now, which gathers for some parts if it is their turn."""
@@ -67,7 +71,13 @@ class Weight:
     def fit(self, part: Part, method: str, options: Options) -> None:
         order, sizes = self._order()
         matrix = self.dense[self._at(part)].transpose(order).reshape(self.count(), -1)
-        fitted = METHODS[method](matrix, self.record.inputs.pop(part), options)
+        inputs = self.record.inputs.pop(part)
+        if not np.isfinite(inputs.gram).all():
+            raise ValueError(
+                f"calibrate: the weight {self.record.path} met an array that is not finite, or whose "
+                "squares are too large for float32."
+            )
+        fitted = METHODS[method](matrix, inputs, options)
         self._fits[part] = fitted
         dense = fitted.dense().reshape(sizes).transpose(np.argsort(order))
         self.dense[self._at(part)] = dense
@@ -176,7 +186,7 @@ def fitted_to(
         weight.check(method)
     sizes = {i: weight.sizes(block) for i, weight in weights.items()}
     options = {
-        i: Options(2 ** (bits - 1) - 1, weight.blocks(sizes[i]), ranges)
+        i: Options(2 ** (bits - 1) - 1, weight.blocks(sizes[i]), ranges, dtype=weight.dtype)
         for i, weight in weights.items()
     }
     rounds = _rounds(weights, order)

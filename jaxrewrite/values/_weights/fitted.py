@@ -1,16 +1,20 @@
 """Quantised weights that are fitted to what they are multiplied with.
 
 Each function takes a weight as a matrix, whose rows are summed, of shape (k, n), and the statistics of
-what it was multiplied with. They run in NumPy, since each row depends on those before.
+what it was multiplied with. They run in NumPy, since each row depends on those before. Integers are
+fitted to the scales as they are stored, which are rounded to the dtype of the weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from .coded import scale_in
 from .gathered import Inputs
 
 
@@ -18,7 +22,8 @@ class Fitted(NamedTuple):
     """Integers of shape (k, n), scales of blocks of rows, and what the rows were multiplied with.
 
     The weight is ``codes * scale / rows``, with a number for each row, or None for one. ``blocks``
-    has the number of rows of each block.
+    has the number of rows of each block. Scales, and the inverses of the numbers of rows, are numbers
+    of the dtype of the weight, by which it is multiplied in the end.
     """
 
     codes: np.ndarray
@@ -32,38 +37,58 @@ class Fitted(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The largest integer, the rows of each block, their ranges, and the damping of GPTQ."""
+    """The largest integer, the rows of each block, their ranges, and the damping of GPTQ.
+
+    ``dtype`` is that of the weight.
+    """
 
     top: int
     blocks: Sequence[int]
     ranges: Any = "max"
     damping: float = 0.01
+    dtype: Any = np.float32
 
 
 Fit = Callable[[np.ndarray, Inputs, Options], Fitted]
 
 
-def ranges_of(w: np.ndarray, options: Options) -> np.ndarray:
-    """The largest magnitude that the integers of each column stand for, of a block of rows."""
-    kind, number = (
-        options.ranges if isinstance(options.ranges, tuple) else (options.ranges, 1.0)
-    )
-    most = abs(w).max(0)
-    if kind == "rms":
-        return np.minimum(most, number * np.sqrt((w**2).mean(0)))
+def range_from(
+    xp: ModuleType, ranges: Any, most: Any, mean_square: Callable[[], Any]
+) -> Any:
+    """The range of numbers with this largest magnitude and mean square, by NumPy or JAX."""
+    kind, number = ranges if isinstance(ranges, tuple) else (ranges, 1.0)
     if kind == "max":
         return number * most
+    return xp.minimum(most, number * xp.sqrt(mean_square()))
+
+
+def ranges_of(w: np.ndarray, options: Options) -> np.ndarray:
+    """The largest magnitude that the integers of each column stand for, of a block of rows."""
+    most = abs(w).max(0)
+    if options.ranges != "search":
+        return range_from(np, options.ranges, most, lambda: (w**2).mean(0))
     best, least = most, np.full(w.shape[1], np.inf)
     for part in np.linspace(1, 0.3, 36):
-        scale = _scale(part * most, options.top)
+        scale = _scale(part * most, options)
         error = ((w - scale * _codes(w, scale, options.top)) ** 2).sum(0)
         best = np.where(error < least, part * most, best)
         least = np.minimum(error, least)
     return best
 
 
-def _scale(most: np.ndarray, top: int) -> np.ndarray:
-    return np.where(most > 0, most / top, 1).astype(np.float32)
+def _scale(most: np.ndarray, options: Options) -> np.ndarray:
+    """The scales of these ranges, which are numbers of the dtype of the weight, in float32."""
+    wide = (most / options.top).astype(np.float32)
+    return np.asarray(_scale_in(options.dtype, wide, options.top), np.float32)
+
+
+# Compiled as a whole, since it is called for each block.
+_scale_in = jax.jit(scale_in, static_argnums=(0, 2))
+
+
+def _with_inverse_in(dtype: Any, rows: np.ndarray) -> np.ndarray:
+    """The nearest numbers whose inverses are numbers of a dtype, in float32."""
+    return 1 / (1 / rows).astype(dtype).astype(np.float32)
 
 
 def _codes(w: np.ndarray, scale: np.ndarray, top: int) -> np.ndarray:
@@ -73,7 +98,7 @@ def _codes(w: np.ndarray, scale: np.ndarray, top: int) -> np.ndarray:
 def nearest(w: np.ndarray, inputs: Inputs, options: Options) -> Fitted:
     """Each entry rounded to the nearest."""
     blocks = np.split(w, np.cumsum(options.blocks)[:-1])
-    scale = np.stack([_scale(ranges_of(block, options), options.top) for block in blocks])
+    scale = np.stack([_scale(ranges_of(block, options), options) for block in blocks])
     codes = _codes(w, np.repeat(scale, options.blocks, 0), options.top)
     return Fitted(codes.astype(np.int8), scale, options.blocks)
 
@@ -109,7 +134,7 @@ def gptq(w: np.ndarray, inputs: Inputs, options: Options) -> Fitted:
                 block = w[i : end_of[i]].copy()
                 late = slice(max(stop, i), end_of[i])
                 block[late.start - i :] -= upper[start:i, late].T @ errors[: i - start]
-                scales.append(_scale(ranges_of(block, options), options.top))
+                scales.append(_scale(ranges_of(block, options), options))
             codes[i] = _codes(w[i], scales[-1], options.top)
             errors[i - start] = (w[i] - codes[i] * scales[-1]) / upper[i, i]
             w[i + 1 : stop] -= np.outer(upper[i, i + 1 : stop], errors[i - start])
@@ -148,7 +173,7 @@ def awq(w: np.ndarray, inputs: Inputs, options: Options) -> Fitted:
     fits, errors = [], []
     for strength in _STRENGTHS:
         rows = magnitude**strength
-        rows = (rows / np.sqrt(rows.max() * rows.min())).astype(np.float32)
+        rows = _with_inverse_in(options.dtype, rows / np.sqrt(rows.max() * rows.min()))
         fit = nearest(rows[:, None] * w, inputs, options)._replace(rows=rows)
         difference = w - fit.dense()
         fits.append(fit)
@@ -168,7 +193,7 @@ def smoothquant(w: np.ndarray, inputs: Inputs, options: Options) -> Fitted:
        for Large Language Models, arXiv:2211.10438.
     """
     most = np.maximum(abs(w).max(1), 1e-5)
-    rows = np.sqrt(np.maximum(inputs.most, 1e-5) / most).astype(np.float32)
+    rows = _with_inverse_in(options.dtype, np.sqrt(np.maximum(inputs.most, 1e-5) / most))
     return nearest(rows[:, None] * w, inputs, options)._replace(rows=rows)
 
 

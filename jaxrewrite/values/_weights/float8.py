@@ -19,6 +19,7 @@ from .coded import (
     Coded,
     blockwise,
     check_blocks,
+    check_floating,
     checked_weight,
     of_blocks,
     scale_in,
@@ -86,8 +87,7 @@ class Float8(Coded):
                 "Float8: `codes` must be float8_e4m3fn or float8_e5m2, or uint8 with one of "
                 f"these as `format`; got {codes.dtype} and {format}."
             )
-        if not jnp.issubdtype(scale.dtype, jnp.floating):
-            raise ValueError(f"Float8: `scale` must be real floating; got {scale.dtype}.")
+        check_floating("Float8", "scale", scale)
         check_blocks("Float8", codes=codes, scale=scale)
         if codes.dtype != jnp.uint8:
             codes = lax.bitcast_convert_type(codes, jnp.uint8)

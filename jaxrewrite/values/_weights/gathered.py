@@ -8,6 +8,7 @@ of the weight these statistics are for.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ import jaxrewrite
 
 from .._base.contract import sides
 from .._base.structured import Structured, on_dense
-from .concatenated import side_by_side
+from .concatenated import parts_of_several
 
 
 class Axes(NamedTuple):
@@ -187,11 +188,18 @@ class Watched(Structured):
         return self.w
 
 
+@jaxrewrite.register("convert_element_type")
+def _(v: Watched, *, new_dtype, primitive, **params) -> Any:
+    """A weight that the program casts, such as to the dtype of its products, is still one."""
+    if not jnp.issubdtype(new_dtype, jnp.floating):
+        return NotImplemented
+    cast = primitive.bind(v.w, new_dtype=new_dtype, **params)
+    return dataclasses.replace(v, w=cast)
+
+
 @jaxrewrite.register("concatenate")
 def _(*vs: Watched, dimension, **params) -> Any:
-    """Different weights are side by side, so that products meet each of them."""
-    is_one = len({v.record for v in vs}) == 1
-    return NotImplemented if is_one else side_by_side(vs, dimension)
+    return parts_of_several(vs, dimension, [v.record for v in vs])
 
 
 @jaxrewrite.register("dot_general", exchange="types")

@@ -13,7 +13,7 @@ from jaxtyping import Array
 import jaxrewrite
 
 from .._base.structured import on_dense
-from .coded import Coded, check_blocks
+from .coded import Coded, check_blocks, check_floating
 from .gguf_blocks import LAYOUTS, Layout
 from .packed import Packed
 
@@ -91,10 +91,7 @@ class GGUF(Coded):
     scale: Array
 
     def __post_init__(self) -> None:
-        if not jnp.issubdtype(jnp.result_type(self.scale), jnp.floating):
-            raise ValueError(
-                f"GGUF: `scale` must be real floating; got {jnp.result_type(self.scale)}."
-            )
+        check_floating("GGUF", "scale", self.scale)
         check_blocks("GGUF", codes=self.codes, scale=self.scale)
 
     @classmethod

@@ -20,7 +20,7 @@ from jaxrewrite import ArrayValue
 from jaxrewrite.primitives import ADDITIVE
 
 from .._base.structured import Structured
-from .._matrices.convolution import convolved
+from .._matrices.convolution import convolved as convolved_with_factors
 from .._matrices.low_rank import LowRank, checked_axes
 from .._matrices.low_rank_functions import LINEAR
 from .._matrices.low_rank_products import dot, ragged_dot, times_array
@@ -169,6 +169,10 @@ class Lora(Adapted):
         whole = self.w if self._has_whole_base() else _base(self)
         return dataclasses.replace(self, w=whole, **own)
 
+    def _image(self, w: Any, change: LowRank, frozen: bool) -> Lora:
+        """What a linear map makes of it, given the images of its parts."""
+        return Lora(w, change.a, change.b, self.scale, change.rows, change.cols, frozen)
+
     def _has_whole_base(self) -> bool:
         return self.w.ndim == self.a.ndim - 1 + len(self.cols)
 
@@ -218,7 +222,7 @@ def _total(v: Lora, w: Any, change: Any) -> Any:
 def _with(v: Lora, w: Any, change: Any, frozen: bool) -> Any:
     """The image of a `Lora` under a linear map, given the images of its parts."""
     if isinstance(change, LowRank):
-        return Lora(w, change.a, change.b, v.scale, change.rows, change.cols, frozen)
+        return v._image(w, change, frozen)
     return _total(v, w, change)
 
 
@@ -296,14 +300,14 @@ def _(*vs: Lora, dimension, **params) -> Any:
 
 @jaxrewrite.register("dot_general", types=(Lora, Lora))
 @jaxrewrite.register("dot_general", exchange="types")
-def _(x: Lora, y: ArrayLike | ArrayValue, **params) -> Any:
+def multiplied(x: Lora, y: ArrayLike | ArrayValue, **params) -> Any:
     if params.get("out_sharding") is not None:
         return NotImplemented
     v = x if isinstance(x, Lora) else y
     bases = (_base(z) if z is v else z for z in (x, y))
     w = jaxrewrite.bind("dot_general", *bases, **params)
     changes = (z.change if z is v else z for z in (x, y))
-    return _with(v, w, dot(*changes, **params), v.frozen and v is x is y)
+    return _with(v, w, dot(*changes, **params), frozen=False)
 
 
 @jaxrewrite.register("ragged_dot_general")
@@ -323,8 +327,8 @@ def _(x: Lora, y: LowRank, **params) -> Any:
 
 
 @jaxrewrite.register("conv_general_dilated")
-def _(x: ArrayLike, v: Lora, **params) -> Any:
-    change = convolved(x, v.change, **params)
+def convolved(x: ArrayLike, v: Lora, **params) -> Any:
+    change = convolved_with_factors(x, v.change, **params)
     if change is NotImplemented:
         return NotImplemented
     return _total(v, jaxrewrite.bind("conv_general_dilated", x, _base(v), **params), change)

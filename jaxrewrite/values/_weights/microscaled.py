@@ -15,15 +15,18 @@ from jaxtyping import Array
 
 import jaxrewrite
 
+from .._base.structured import promoted
 from .coded import (
     Coded,
     block_sizes,
     check_blocks,
+    check_floating,
     checked_weight,
     finest,
     of_blocks,
     relative,
     spread,
+    with_nan,
 )
 from .float8 import numbers_of_bits
 from .packed import Nibbles, doubled_magnitudes, packed
@@ -143,11 +146,9 @@ class Microscaled(Coded):
                     f"Microscaled: `{name}` of {self.format} must be of dtype "
                     f"{jnp.dtype(wanted).name}; got {got}."
                 )
-        got = jnp.result_type(self.scale)
-        if not jnp.issubdtype(got, jnp.floating) or got == jnp.float16:
-            raise ValueError(
-                f"Microscaled: `scale` must be real floating, but not float16; got {got}."
-            )
+        check_floating("Microscaled", "scale", self.scale)
+        if jnp.result_type(self.scale) == jnp.float16:
+            raise ValueError("Microscaled: `scale` must be real floating, but not float16.")
         check_blocks("Microscaled", **leaves)
 
     @classmethod
@@ -236,7 +237,8 @@ class Microscaled(Coded):
         ------
         ValueError
             If ``w`` is not real floating, is float16, or has infinite or NaN entries, the format
-            is not known, or ``block`` does not divide the shape.
+            is not known, or ``block`` does not divide the shape. Under `jax.jit` the entries are
+            not known; a block with NaN entries is NaN then.
 
         Examples
         --------
@@ -340,21 +342,24 @@ def _powers_of_two(bits: Any) -> Any:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _quantised(w: Any, format: str, sizes: tuple[int, ...]) -> tuple[Any, Any, Any]:
     form = FORMATS[format]
-    wide = w.astype(jnp.float32)
-    most = of_blocks(jnp.max, abs(wide), sizes)
-    scale = jnp.ones((1,) * w.ndim, jnp.float32)
+    wide = w.astype(promoted(w.dtype, jnp.float32))
+    most = with_nan(of_blocks(jnp.max, abs(wide), sizes), wide, sizes)
+    scale = jnp.ones((1,) * w.ndim, wide.dtype)
     if form.scale == _E8M0:
-        bits = _bits_of_powers(most, _LARGEST[form.element])
+        # What is larger than any float32 has the largest scale, and is cut off.
+        limit = jnp.asarray(jnp.finfo(jnp.float32).max, wide.dtype)
+        within = jnp.where(jnp.isfinite(most), jnp.minimum(most, limit), most)
+        bits = _bits_of_powers(within.astype(jnp.float32), _LARGEST[form.element])
     else:
         largest = _LARGEST[form.element] * _LARGEST[form.scale]
         whole = most.max(initial=0, keepdims=True) / largest
-        scale = jnp.where(whole == 0, 1, whole).astype(w.dtype).astype(jnp.float32)
+        scale = jnp.where(whole == 0, 1, whole).astype(w.dtype).astype(wide.dtype)
         part = relative(most, scale) / _LARGEST[form.element]
         bits = lax.bitcast_convert_type(
             jnp.clip(part, 0, _LARGEST[_E4M3]).astype(_E4M3), jnp.uint8
         )
-    unit = relative(relative(wide, scale), _scales(bits, format, jnp.float32))
-    codes = _rounded(unit, form.element)
+    unit = relative(relative(wide, scale), _scales(bits, format, wide.dtype))
+    codes = _rounded(unit.astype(jnp.float32), form.element)
     return codes, bits, scale.astype(w.dtype)
 
 

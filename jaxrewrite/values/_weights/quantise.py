@@ -70,7 +70,7 @@ def quantise(
     **options
         The options of `Quantised.quantise`, `NF4.quantise`, `Float8.quantise` or
         `Microscaled.quantise`. A ``block`` need not divide an axis here: the last block along it
-        is then shorter.
+        is then shorter. None stands for that of the format.
 
     Returns
     -------
@@ -119,6 +119,8 @@ def quantise(
     (64, 36)
     """
     check_format("quantise", bits)
+    if options.get("block", 0) is None:
+        del options["block"]  # As where it is not given.
     paths, leaves, treedef = leaves_by_path(tree)
     is_open = lambda leaf: not is_value(leaf)
     positions = chosen_leaves("quantise", where, paths, leaves, is_open)

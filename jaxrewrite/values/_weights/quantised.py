@@ -19,6 +19,7 @@ from .coded import (
     Coded,
     blockwise,
     check_blocks,
+    check_floating,
     checked_weight,
     finest,
     of_blocks,
@@ -151,11 +152,7 @@ class Quantised(Coded):
         present = {name: leaf for name, leaf in leaves.items() if leaf is not None}
         if self.q.dtype not in DTYPES.values():
             raise ValueError(f"Quantised: `q` must be int8 or int4; got {self.q.dtype}.")
-        if not jnp.issubdtype(jnp.result_type(self.scale), jnp.floating):
-            raise ValueError(
-                "Quantised: `scale` must be real floating; got "
-                f"{jnp.result_type(self.scale)}."
-            )
+        check_floating("Quantised", "scale", self.scale)
         check_blocks("Quantised", **present)
         if self.activations not in (None, "dynamic", "static"):
             raise ValueError(

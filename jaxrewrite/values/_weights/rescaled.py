@@ -87,11 +87,15 @@ class Rescaled(Multiplied):
         """The axes along which the numbers differ."""
         return {i for i, n in enumerate(self.scale.shape) if n != 1}
 
-    def factor(self) -> Any:
-        """The numbers, one for each index of such an axis."""
+    def numbers(self) -> Any:
+        """The numbers in their own dtype, one for each index of such an axis."""
         pairs = zip(self.shape, self.scale.shape, strict=True)
         grid = [n if k != 1 else 1 for n, k in pairs]
-        return spread(self.scale.astype(self.w.dtype), grid)
+        return spread(self.scale, grid)
+
+    def factor(self) -> Any:
+        """These numbers in the dtype of the array."""
+        return self.numbers().astype(self.w.dtype)
 
 
 @jaxrewrite.register(*primitives.ADDITIVE, exchange="types")

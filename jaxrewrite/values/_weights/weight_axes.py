@@ -17,7 +17,7 @@ from jaxrewrite import primitives
 from .._base.chosen import leaves_by_path
 from .._base.structured import Structured
 from .coded import TAKES_WEIGHTS, is_floating
-from .concatenated import side_by_side
+from .concatenated import parts_of_several
 
 
 class WeightAxes(NamedTuple):
@@ -227,9 +227,7 @@ def _(x: _StandIn, y: ArrayLike, *, primitive, **params) -> Any:
 
 @jaxrewrite.register("concatenate")
 def _(*vs: _StandIn, dimension, **params) -> Any:
-    """Different weights are side by side, so that products meet each of them."""
-    is_one = len({v.path for v in vs}) == 1
-    return NotImplemented if is_one else side_by_side(vs, dimension)
+    return parts_of_several(vs, dimension, [v.path for v in vs])
 
 
 @jaxrewrite.register("dot_general", types=(_StandIn, _StandIn))

@@ -325,6 +325,57 @@ def test_short_blocks_of_two_axes_that_are_summed():
         np.testing.assert_allclose(v.materialise(), wanted.reshape(w.shape), atol=2e-4)
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_weights_that_the_program_casts_are_fitted(method):
+    """As those of a layer of Flax with a dtype of its own."""
+    params = {name: jnp.asarray(normal(K, 6, seed=ord(name))) for name in "ab"}
+    x = jnp.asarray(correlated(40, K), "bfloat16")
+    # No weight meets what another makes, so that the rounding of a product tells nothing.
+    plain = lambda p, x: [x.astype("float32") @ p["a"], x.astype("float32") @ p["b"]]
+    cast = lambda p, x: x @ jnp.concatenate([p["a"], p["b"]], 1).astype("bfloat16")
+    fits = [calibrate(fn, method=method, where=EVERY)(params, [x]) for fn in (cast, plain)]
+    got, wanted = map(jaxrewrite.materialise, fits)
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+    jaxrewrite.transform(cast, materialise="forbid")(fits[0], x)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "smoothquant"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e25])
+def test_what_is_not_finite_is_refused(method, wrong):
+    """Squares of the last of these are infinite in float32."""
+    fit = calibrate(lambda p, x: x @ p["a"], method=method, where=EVERY)
+    w, x = normal(K, 3), normal(4, K)
+    of_data = np.where(np.arange(K) == 2, wrong, x).astype("float32")
+    with pytest.raises(ValueError, match="the weight a met an array that is not finite"):
+        fit({"a": jnp.asarray(w)}, [jnp.asarray(x), jnp.asarray(of_data)])
+    if wrong == 1e25:
+        return
+    of_weight = np.where(w == w.max(), wrong, w).astype("float32")
+    with pytest.raises(ValueError, match="the weight a has entries that are infinite"):
+        fit({"a": jnp.asarray(of_weight)}, [jnp.asarray(x)])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "smoothquant"])
+def test_integers_are_fitted_to_the_scales_that_are_stored(method, dtype):
+    """They are the nearest ones to the quotients by these, which the dtype has rounded."""
+    w = jnp.asarray(normal(64, 16), dtype)
+    x = jnp.asarray(normal(40, 64, seed=3) * np.linspace(0.5, 2, 64), dtype)
+    program = lambda p, x: x @ p["a"]
+    # Of an identity, which has no row that could make up for another, GPTQ rounds to the nearest.
+    x = jnp.eye(64, dtype=dtype) if method == "gptq" else x
+    v = calibrate(program, method=method, where=EVERY, bits=8, block=32)({"a": w}, [x])["a"]
+    rows = np.ones(64)
+    if method != "gptq":
+        diagonal, v = v.factors
+        rows = 1 / np.asarray(diagonal.d, np.float64)
+    scale = np.repeat(np.asarray(v.scale, np.float64), 32, 0)
+    q = np.asarray(jaxrewrite.materialise(v.q), np.float64)
+    assert v.scale.dtype == dtype and v.scale.shape == (2, 16)
+    step = np.asarray(w, np.float64) * rows[:, None] / scale - q
+    assert abs(step).max() < 0.501
+
+
 def test_weights_that_meet_the_same_array_are_taken_together():
     shown = []
     program = lambda p, x: jnp.tanh(x @ p["q"] + x @ p["k"]) @ p["v"]
@@ -425,6 +476,15 @@ def test_ranges_of_activations_of_weights_with_a_short_block():
     assert [float(part.activation_range.max()) for part in fitted.parts] == [4, 2]
     got = jaxrewrite.transform(lambda v, x: x @ v, materialise="forbid")(fitted, x)
     np.testing.assert_allclose(got, x @ jnp.ones((5, 4)), atol=0.05)
+
+
+def test_the_range_of_an_array_with_one_entry_that_is_no_number_is_refused():
+    """A maximum over so many entries loses it on a CPU."""
+    x = np.ones((3, 4096), np.float32)
+    x[1, 0] = np.nan
+    w = Quantised.quantise(jnp.ones((4096, 2)), axis=-1)
+    with pytest.raises(ValueError, match="met an array that is not finite"):
+        calibrate(lambda v, x: x @ v)(w, [jnp.asarray(x)])
 
 
 def test_ranges_of_activations():

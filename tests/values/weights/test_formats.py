@@ -13,7 +13,7 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite.testing import assert_same
-from jaxrewrite.values import NF4, Float8, Quantised, nbytes, quantise
+from jaxrewrite.values import NF4, FakeQuantised, Float8, Quantised, nbytes, quantise
 from jaxrewrite.values._weights.coded import scale_in
 from jaxrewrite.values._weights.packed import Nibbles, Packed, Planes, bytes_of
 
@@ -170,6 +170,10 @@ def test_codes_of_a_checkpoint():
         (lambda: Float8.quantise(normal(4, 4), block=3), "whole blocks"),
         (lambda: Float8.quantise(normal(4, 4), axis=0, block=2), "not both"),
         (lambda: Float8.quantise(normal(4, 4), axis=2), "Float8: `axis` 2 is not an axis"),
+        (lambda: Float8.quantise(normal(4, 4), axis=1.0), "Float8: `axis` is 1.0; it must"),
+        (lambda: NF4.quantise(normal(4, 4), 2.0), "NF4: `block` is 2.0; it must be an int"),
+        (lambda: NF4.quantise(normal(4, 4), None), "NF4: `block` is None; it must be an"),
+        (lambda: Quantised.quantise(normal(4, 4), block="4"), "`block` is '4'; it must be"),
         (
             lambda: Float8(jnp.ones((4, 4)), jnp.ones((1, 1))),
             "`codes` must be float8_e4m3fn",
@@ -184,6 +188,25 @@ def test_codes_of_a_checkpoint():
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_integers_of_numpy_are_integers():
+    w, two, last = normal(4, 6), np.int64(2), np.int32(-1)
+    for cls in (Quantised, Float8):
+        assert_same(cls.quantise(w, block=two), cls.quantise(w, block=2))
+        assert_same(cls.quantise(w, axis=last), cls.quantise(w, axis=-1))
+    assert_same(NF4.quantise(w, two), NF4.quantise(w, 2))
+    fake = FakeQuantised(w, np.int64(4), block=two)
+    # They are metadata, which files have as texts.
+    assert repr((fake.bits, fake.block)) == "(4, (2, 1))"
+
+
+@pytest.mark.parametrize("format", [4, "nf4", "mxfp4", "float8_e5m2"])
+def test_no_block_is_that_of_the_format(format):
+    w, every = normal(128, 3), lambda path, leaf: True
+    for options in ({}, {"axes": ((0,), (1,))}):
+        own = quantise(w, every, format, block=None, **options)
+        assert_same(own, quantise(w, every, format, **options))
 
 
 # --- packed integers ------------------------------------------------------------------

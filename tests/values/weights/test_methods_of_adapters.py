@@ -11,6 +11,7 @@ import jax.test_util
 import numpy as np
 import pytest
 from choose import often
+from jax import lax
 from jax.sharding import PartitionSpec
 
 import jaxrewrite
@@ -286,6 +287,18 @@ def test_dropout_drops_entries_of_what_the_change_sees(name, use):
     assert len({tuple(row) for row in np.asarray(kept)}) > 20  # A mask for each token.
 
 
+@pytest.mark.parametrize("rows, cols", [([1], [0, 2]), ([1, 2], [0])])
+def test_dropout_of_a_kernel_drops_entries_of_its_inputs(rows, cols):
+    """Those of the image itself, whichever factor has the window."""
+    a, b = jnp.eye(8), jnp.eye(8)
+    a, b = (a, b[..., None]) if len(cols) > 1 else (a[:, None], b)
+    v = dropout(Lora(jnp.zeros((8, 8, 1)), a, b, 1.0, rows, cols), 0.25, KEY)
+    run = jaxrewrite.transform(lambda v, x: lax.conv(x, v, (1,), "VALID"))
+    seen = run(v, jnp.ones((4, 8, 20)))
+    np.testing.assert_allclose(np.unique(seen), [0, 4 / 3], rtol=1e-6)
+    assert 0.65 < (seen > 0).mean() < 0.85
+
+
 def test_dropout_has_the_gradient_of_what_it_computes():
     params, x = Lora(W, A, B, 0.5), normal(6, 64)
     run = jaxrewrite.transform(lambda v, x: x @ v, materialise="forbid")
@@ -309,6 +322,47 @@ def test_dropout_differs_from_layer_to_layer():
     # There is one seed for each layer.
     assert layers.a.seed.shape == (2, 1, 1)
     assert dropout(Lora(W, A, B), 0.5, KEY).a.seed.shape == (1, 1)
+
+
+MATRIX = lambda **axes: Lora(normal(5, 5), normal(5, 2), normal(2, 5), **axes)
+KERNEL = Lora(normal(5, 5, 1), normal(5, 2), normal(2, 5, 1), rows=[0], cols=[1, 2])
+OUTPUTS_FIRST = {
+    "product": (MATRIX(), lambda v, x: x @ v.T),
+    "from the left": (MATRIX(), lambda v, x: v @ x.T),
+    "convolution": (KERNEL, lambda v, x: lax.conv(x[..., None], v, (1,), "VALID")),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS_FIRST)
+def test_dropout_says_where_the_rows_are_not_the_inputs(name):
+    """As `adapt` makes them without axes of a weight (out, in)."""
+    v, multiply = OUTPUTS_FIRST[name]
+    run = jaxrewrite.transform(multiply, materialise="forbid")
+    x = normal(4, 5)
+    with pytest.warns(UserWarning, match="dropout: this product sums the axes"):
+        got = run(dropout(v, 0.5, KEY), x)
+    np.testing.assert_array_equal(got, run(v, x))
+
+
+class Named(Lora):
+    """A type of a user's, with what the library knows of a `Lora`."""
+
+
+def test_dropout_keeps_a_type_of_a_user():
+    w = MATRIX()
+    named = Named(w.w, w.a, w.b, w.scale, w.rows, w.cols, w.frozen)
+    assert type(dropout(named, 0.5, KEY)) is Named
+    seen = jaxrewrite.transform(lambda v, x: x @ v)(dropout(named, 0.5, KEY), X[:, :5])
+    np.testing.assert_array_equal(seen, multiply(dropout(w, 0.5, KEY), X[:, :5]))
+
+
+def test_dropout_says_nothing_of_cotangents():
+    """They meet the factor itself, as its rows are the outputs to them."""
+    v = dropout(MATRIX(rows=[1], cols=[0]), 0.5, KEY)
+    loss = lambda x, v: (x @ v.T).sum()
+    got = jaxrewrite.transform(jax.grad(loss), materialise="forbid")(X[:, :5], v)
+    want = jnp.ones((len(X), 5)) @ jaxrewrite.materialise(v)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,29 @@ def test_rounding_is_that_of_the_dtypes(format):
     assert quantise({"w": w}, lambda *_: True, format)["w"].format == format
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_block_with_an_entry_that_is_no_number_is_none(format, optimised):
+    """Under `jax.jit`, where it is no error; a maximum of many entries loses it on a CPU."""
+    w = np.ones((4096, 2), np.float32)
+    w[1365, 0] = np.nan
+    v = jax.jit(lambda w: Microscaled.quantise(w, format, 4096))(w)
+    assert np.isnan(np.asarray(v))[:, 0].all()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_arrays_of_64_bits_are_not_beyond_those_of_32(format):
+    """The scales of OCP end at a number of float32, and what is larger is cut off."""
+    with jax.enable_x64(True):
+        w = np.random.default_rng(1).normal(size=(64, 2)) * 1e60
+        v = Microscaled.quantise(w, format)
+        got = np.asarray(v)
+    assert got.dtype == "float64" and np.isfinite(got).all()
+    if format == "nvfp4":
+        np.testing.assert_allclose(got, w, atol=0.2 * abs(w).max())
+    else:
+        assert (abs(got) > 1e38).all() and (np.sign(got) == np.sign(w)).all()
+
+
 def test_two_scales_of_a_block_reach_its_largest_entry():
     w = np.random.default_rng(1).normal(size=(32, 4)).astype("float32")
     v = np.asarray(Microscaled.quantise(w, "nvfp4"))
