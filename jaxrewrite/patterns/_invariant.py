@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.extend.core import jaxprs_in_params
 
 from .. import _compat
 from .._analyses.calls import body_of, can_match
@@ -87,7 +88,7 @@ def _work(jaxpr: Jaxpr, fixed: int) -> tuple[list[JaxprEqn], list[Any]]:
     """The equations of work on the first operands alone, and the results that others use."""
     known, same = {*jaxpr.invars[:fixed]}, []
     for eqn in jaxpr.eqns:
-        if can_match(eqn) and _variables(eqn.invars) <= known:
+        if _may_move(eqn) and _variables(eqn.invars) <= known:
             known.update(eqn.outvars)
             same.append(eqn)
     needed: set[Any] = set()
@@ -102,6 +103,14 @@ def _work(jaxpr: Jaxpr, fixed: int) -> tuple[list[JaxprEqn], list[Any]]:
         if not any(eqn is other for other in once):
             used |= _variables(eqn.invars)
     return once, [var for var in results if var in used]
+
+
+def _may_move(eqn: JaxprEqn) -> bool:
+    """Whether nothing in an equation, also in its jaxprs, has to stay where it is."""
+    bodies = jaxprs_in_params(eqn.params)
+    return can_match(eqn) and all(
+        _may_move(inner) for body in bodies for inner in body.eqns
+    )
 
 
 def _variables(atoms: Sequence[Any]) -> set[Any]:

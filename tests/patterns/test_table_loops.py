@@ -788,3 +788,18 @@ def test_updates_of_more_or_fewer_than_one_row_stay(shape, flag):
     assert not found(update, *args)
     got = jaxrewrite.transform(update, rules=rules)(*args)
     np.testing.assert_array_equal(got, update(*args))
+
+
+def test_what_stays_in_each_step_stays_within_calls():
+    """A name for residuals, also in a checkpoint, is one of each step."""
+
+    @jax.checkpoint
+    def named(w):
+        return jax.ad_checkpoint.checkpoint_name(w @ w, "square")
+
+    def steps(w, x):
+        return lax.scan(lambda x, _: (named(w) @ x, None), x, length=3)[0]
+
+    w, x = normal(0, 8, 8), normal(1, 8)
+    text = str(jaxrewrite.make_jaxpr(steps, rules=rules)(w, x))
+    assert text.index("scan[") < text.index("name=square")
