@@ -111,6 +111,8 @@ POSITIVE = {
     ),
     "scaled": lambda: Scaled(kronecker(), jnp.float64(1.5)),
     "symmetric": lambda: Symmetric(positive(6)),
+    "identity": lambda: Identity(6, jnp.float64),
+    "multiple of the identity": lambda: ScalarMatrix(jnp.float64(2), 6),
     "negative factors": lambda: Kronecker(
         Symmetric(-positive(2)), Diagonal(-1 - jnp.arange(3.0))
     ),
@@ -136,7 +138,9 @@ def check(v, fn):
 
 @pytest.mark.parametrize("name", often(POSITIVE, ("kronecker", "scaled")))
 def test_cholesky(name, bulk):
-    check(POSITIVE[name](), by_cholesky)
+    v = POSITIVE[name]()
+    check(v, by_cholesky)
+    assert_same(v.cholesky(), np.linalg.cholesky(np.asarray(v)), 1e-8)
 
 
 _WITH_EIGENVECTORS = [x for x in POSITIVE if x not in ("tridiagonal", "banded")]

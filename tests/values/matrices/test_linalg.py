@@ -31,7 +31,8 @@ from jaxrewrite.values._matrices.matrix import Matrix
 close = functools.partial(assert_same, tolerance=1e-8)
 
 
-def make(name, n=5):
+def make(name, n=6):
+    """With blocks and factors of several rows, as no prime number of rows has them."""
     return CASES[name].value(np.random.default_rng(0), "float64", (n, n))
 
 
@@ -68,8 +69,10 @@ def implicit(fn):
 def test_solve(name, no_leak_checks):
     v = make(name)
 
+    n = v.shape[0]
+
     def solved(a):
-        for b in (jnp.arange(5.0), jnp.arange(10.0).reshape(5, 2)):
+        for b in (jnp.arange(float(n)), jnp.arange(2.0 * n).reshape(n, 2)):
             yield from (jnp.linalg.solve(a, b), jnp.linalg.solve(a.T, b))
         yield jnp.linalg.inv(a)
 
@@ -81,7 +84,8 @@ def test_solve(name, no_leak_checks):
 
 @matrices("solve")
 def test_gradient_of_a_solve(name, no_leak_checks):
-    v, b = make(name), jnp.arange(5.0)
+    v = make(name)
+    b = jnp.arange(float(v.shape[0]))
     xs, filled = floating(v)
     loss = lambda fn, xs, b: jnp.sin(fn(filled(xs), b)).sum()
     dense = lambda v, b: jnp.linalg.solve(jaxrewrite.materialise(v), b)
@@ -117,20 +121,6 @@ def test_eigenvalues(name, no_leak_checks):
     v = make(name)
     want = np.sort_complex(np.linalg.eigvals(np.asarray(v)))
     assert_same(np.sort_complex(implicit(jnp.linalg.eigvals)(v)), want, 1e-8)
-
-
-@matrices("known_cholesky")
-def test_cholesky(name):
-    v = make(name)
-    dense = np.asarray(v)
-    if not np.allclose(dense, dense.T):
-        pytest.skip("not symmetric")
-    try:
-        want = np.linalg.cholesky(dense)
-    except np.linalg.LinAlgError:
-        pytest.skip("not positive definite")
-    assert_same(v.cholesky(), want, 1e-8)
-    assert_same(jaxrewrite.transform(jnp.linalg.cholesky)(v), want, 1e-8)
 
 
 @matrices("known_eigh")
@@ -234,17 +224,10 @@ def test_determinants_of_singular_matrices(bulk):
     assert_same(t.upper, np.array([1.0, 0, 0]), 1e-8)
 
 
-_WITHOUT_FACTORS = [
-    name
-    for name in ("circulant", "kronecker", "tridiagonal", "banded", "triangular", "sparse")
-    if name in CASES
-]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    often(_WITHOUT_FACTORS, ("tridiagonal",)),
+    ["circulant", "kronecker", "tridiagonal", "banded", "triangular", "sparse"],
 )
 def test_derivatives_of_what_factors_are_for(name, bulk):
     """A program that looks at the factors makes them dense."""
@@ -332,17 +315,9 @@ def test_factors_are_computed_where_they_are_looked_at():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "tridiagonal",
-        *map(slow, ("kronecker_square", "banded")),
-    ],
-)
+@pytest.mark.parametrize("name", ["tridiagonal", "kronecker_square", "banded"])
 def test_solves_by_factors(name, bulk):
     """`jax.scipy.linalg.lu_solve`, as lineax calls it, with gradients and batches."""
-    if name not in CASES:
-        pytest.skip("no such case")
     v = make(name, 4)
     xs, filled = floating(v)
     b = jnp.arange(8.0).reshape(4, 2)
