@@ -75,7 +75,6 @@ def test_forward_without_jit(name, kind, bulk):
     assert_same(transform(fn)(value), fn(jaxrewrite.materialise(value)), 2e-5)
 
 
-@pytest.mark.slow
 @nested_kind
 def test_gradient_with_respect_to_leaves(kind, bulk):
     def gradients(wrapped):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from choose import every, slow
+from choose import every
 from jax import lax
 from oracle import assert_same_leaves
 from reference import OWN
@@ -172,7 +172,7 @@ def test_the_rule_is_the_users():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["lora", slow("scaled")])
+@pytest.mark.parametrize("kind", ["lora", "scaled"])
 def test_higher_orders(kind, no_leak_checks):
     v = make(kind)
 

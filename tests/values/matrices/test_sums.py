@@ -107,11 +107,10 @@ SUMS = {
         Diagonal(jnp.arange(1.0, N + 1)) + low_rank(), jnp.float64(0.5)
     ),
 }
-_OFTEN = ("shifted kronecker and low rank",)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", often(SUMS, _OFTEN))
+@pytest.mark.parametrize("name", SUMS)
 def test_value_and_gradient(name, bulk):
     v, y = SUMS[name](), normal(N)
 

@@ -133,7 +133,7 @@ CONVOLUTIONS = {
 
 @rounds_only
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["columns", slow("int4"), slow("affine")])
+@pytest.mark.parametrize("kind", ["columns", "int4", "affine"])
 def test_convolutions(kind, bulk):
     make = {
         "columns": lambda w: weight(w, axis=-1),

@@ -99,7 +99,7 @@ def total(results):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", ["alone", slow("in a Lora")])
+@pytest.mark.parametrize("base", ["alone", "in a Lora"])
 def test_programs_and_gradients_are_those_by_hand(base, bulk):
     w, x = normal(8, 16), normal(3, 8, seed=1)
     a, b = normal(8, 2, seed=2), normal(2, 16, seed=3)

@@ -559,13 +559,7 @@ OPTIONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "of_heads"),
-    [
-        OPTIONS["int4"],
-        *(slow(pytest.param(*OPTIONS[k])) for k in ("int8", "nf4")),
-    ],
-)
+@pytest.mark.parametrize(("options", "of_heads"), OPTIONS.values(), ids=OPTIONS)
 def test_a_flax_model(options, of_heads, bulk):
     tokens = jnp.arange(10).reshape(2, 5) % 32
     model = Decoder()
