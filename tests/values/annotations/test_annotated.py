@@ -1153,7 +1153,9 @@ def check_bounds(bounds, values):
             np.asarray(x, "float64") for x in (bound.lower, bound.upper, value)
         )
         size = np.fmax(*(np.where(np.isfinite(x), abs(x), 0) for x in (below, above)))
-        slack = 1e-5 * (1 + size.max(initial=0))
+        slack = 1e-5 * (
+            1 + size
+        )  # Each entry has its own: one may be far larger than others.
         inside = (below - slack <= value) & (value <= above + slack)
         assert (inside | np.isnan(value)).all(), jax.tree_util.keystr(path)
 
