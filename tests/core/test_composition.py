@@ -91,7 +91,6 @@ SCALAR_FUNCTIONS = [
     lambda a: jnp.linalg.solve(jnp.eye(3) + jnp.outer(a, a), a).sum(),
 ]
 IDS = range(len(SCALAR_FUNCTIONS))
-FORWARD_ONLY = {2, 7}  # while_loop has no reverse mode, custom_vjp no forward mode
 
 
 @pytest.mark.parametrize("i", every(2, IDS, 1))
