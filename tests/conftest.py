@@ -222,6 +222,13 @@ def bulk(no_leak_checks):
 
 
 @pytest.fixture
+def double():
+    """Compute in double precision, for tests that compare many digits."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
 def xla():
     """Compile all programs, for tests of where, how often and how exactly something runs."""
     with numpy_backend.compiled():

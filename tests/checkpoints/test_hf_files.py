@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from oracle import forbid
 from safetensors.numpy import save_file
 
 import jaxrewrite
@@ -64,10 +65,6 @@ def gptq(bits=4, length=64, width=8, group=16, desc_act=False, more=1):
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16}
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
 
 
 def check(value, want):

@@ -9,12 +9,9 @@ import pytest
 from choose import every, often
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
-from oracle import assert_same_leaves
+from oracle import allow as transform, assert_same_leaves
 
 import jaxrewrite
-
-
-transform = functools.partial(jaxrewrite.transform, materialise="allow")
 
 
 class Scaled(jaxrewrite.ArrayValue):
@@ -208,7 +205,7 @@ def test_collectives():
 
 def test_a_collective_along_an_axis_of_the_array_and_one_around():
     fn = jax.vmap(lambda a: lax.psum(a, ("around", "own")), axis_name="own")
-    run = transform(fn, materialise="allow")
+    run = transform(fn)
     batch = Scaled(jnp.ones((4, 2, 3)), jnp.arange(4.0))
     close(jax.vmap(run, axis_name="around")(batch), 12 * np.ones((4, 2, 3)))
     x = jnp.arange(24.0).reshape(4, 2, 3)

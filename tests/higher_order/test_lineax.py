@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from choose import often
+from oracle import forbid
 
 import jaxrewrite
 from jaxrewrite.values import (
@@ -26,17 +27,10 @@ from jaxrewrite.values import (
 
 lx = pytest.importorskip("lineax")
 
+
+pytestmark = pytest.mark.usefixtures("double")
+
 N = 16
-
-
-@pytest.fixture(autouse=True)
-def _wide():
-    with jax.enable_x64(True):
-        yield
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
 
 
 def normal(seed, *shape):

@@ -9,14 +9,11 @@ import pytest
 from choose import slow
 from jax import lax
 from jax.sharding import PartitionSpec
+from oracle import forbid, normal
 
 import jaxrewrite
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import FakeQuantised, Lora, Quantised
-
-
-def normal(*shape, seed=0, dtype="float32"):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
 def by_hand(w, bits, axes, symmetric=True):
@@ -88,10 +85,6 @@ PROGRAMS = {
 
 def fake(w):
     return FakeQuantised(w, 4, axis=-1)
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
 
 
 def total(results):

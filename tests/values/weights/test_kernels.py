@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from oracle import normal
 
 import jaxrewrite
 from jaxrewrite import _compat
@@ -27,10 +28,6 @@ KINDS = {
     "int4 columns": lambda w, block: Quantised.quantise(w, 4, axis=block.index(1)),
     "int4 together": lambda w, block: Quantised.quantise(w, 4, block=(32, 32)),
 }
-
-
-def normal(*shape, dtype="float32", seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
 def weight(kind, shape, axis=0, dtype="float32"):
