@@ -5,6 +5,7 @@ import gc
 import importlib.metadata
 import os
 import resource
+import zlib
 
 import both_ends
 import bytecode
@@ -29,6 +30,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 import checked_once  # noqa: E402
 import compile_cache  # noqa: E402
 import jax  # noqa: E402
+import numpy as np  # noqa: E402
 import numpy_backend  # noqa: E402
 import pytest  # noqa: E402
 import repeats  # noqa: E402
@@ -220,6 +222,13 @@ def bulk(no_leak_checks):
 
 
 @pytest.fixture
+def double():
+    """Compute in double precision, for tests that compare many digits."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
 def xla():
     """Compile all programs, for tests of where, how often and how exactly something runs."""
     with numpy_backend.compiled():
@@ -232,6 +241,27 @@ def optimised(xla):
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def own_table(monkeypatch):
+    """Have a table of units of its own, for tests that register some."""
+    from jaxrewrite.values._annotations import units
+
+    units._define_known()
+    monkeypatch.setattr(units, "_TABLE", dict(units._TABLE))
+
+
+@pytest.fixture(autouse=True)
+def _own_numbers(request):
+    """Let the generator ``RNG`` of a module begin anew for each test, by the test's name.
+
+    The numbers of a test would depend else on which tests have drawn some before it.
+    """
+    rng = getattr(getattr(request.node, "module", None), "RNG", None)
+    if rng is not None:
+        seed = zlib.crc32(request.node.name.encode())
+        rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
 
 @pytest.fixture(autouse=True)

@@ -37,12 +37,18 @@ def on_arrays(of, names):
     return jax.jit(of({name: FUNCTIONS[name] for name in names}))
 
 
-def transform(fn):
-    return jaxrewrite.transform(fn, materialise="allow")
+def allow(fn, **options):
+    """The function on values, of which any may become dense."""
+    return jaxrewrite.transform(fn, materialise="allow", **options)
+
+
+def forbid(fn, **options):
+    """The function on values, of which none may become dense."""
+    return jaxrewrite.transform(fn, materialise="forbid", **options)
 
 
 def materialised(fn):
-    return lambda *args: jaxrewrite.materialise(transform(fn)(*args))
+    return lambda *args: jaxrewrite.materialise(allow(fn)(*args))
 
 
 _compiled = jax.jit(jaxrewrite.materialise)
@@ -78,9 +84,14 @@ def make(name, dtype="float32", shape=(4, 6), seed=0):
     return CASES[name].value(np.random.default_rng(seed), dtype, shape)
 
 
+def normal(*shape, seed=0, dtype="float32"):
+    """An array of normal numbers, the same for each call with one seed."""
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
 def run_implicit(fn, *args, tolerance=1e-4):
     """Run without making values dense, and compare with the result on dense arrays."""
-    out = jax.jit(jaxrewrite.transform(fn, materialise="forbid"))(*args)
+    out = jax.jit(forbid(fn))(*args)
     want = jax.jit(fn)(*jaxrewrite.materialise(args))
     assert_same(out, want, tolerance)
     return out

@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jaxrewrite
 from jaxrewrite.testing import assert_same
-
-
-def normal(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), "float32")
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
 
 
 PRODUCTS = {

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from oracle import forbid
 from safetensors.numpy import save_file
 
 import jaxrewrite
@@ -15,7 +16,7 @@ from jaxrewrite.testing import assert_same
 from jaxrewrite.values import NF4, Float8, Microscaled, Product, Quantised
 
 
-NUMBERS = np.random.default_rng(0)
+RNG = np.random.default_rng(0)
 
 
 def written(folder, config, *shards):
@@ -47,13 +48,13 @@ def in_words(codes, bits, axis):
 def gptq(bits=4, length=64, width=8, group=16, desc_act=False, more=1):
     """The tensors of a layer, and its weight of shape (out, in)."""
     groups = length // group
-    q = NUMBERS.integers(0, 2**bits, (length, width))
-    z = NUMBERS.integers(0, 2**bits, (groups, width))
+    q = RNG.integers(0, 2**bits, (length, width))
+    z = RNG.integers(0, 2**bits, (groups, width))
     z[0, :2] = 0, 2**bits - 1
-    scales = NUMBERS.uniform(0.01, 0.1, (groups, width)).astype("float16")
+    scales = RNG.uniform(0.01, 0.1, (groups, width)).astype("float16")
     index = np.arange(length) // group
     if desc_act:
-        index = NUMBERS.permutation(index)
+        index = RNG.permutation(index)
     tensors = {
         "up.qweight": in_words(q, bits, 0),
         # A zero less one that has no integer is the largest, as integers without a sign wrap.
@@ -66,10 +67,6 @@ def gptq(bits=4, length=64, width=8, group=16, desc_act=False, more=1):
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16}
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
 
 
 def check(value, want):
@@ -115,8 +112,8 @@ def test_a_file_of_autogptq(tmp_path):
 
 
 def test_awq(tmp_path):
-    q, z = (NUMBERS.integers(0, 16, (n, 16)) for n in (64, 4))
-    scales = NUMBERS.uniform(0.01, 0.1, (4, 16)).astype("float16")
+    q, z = (RNG.integers(0, 16, (n, 16)) for n in (64, 4))
+    scales = RNG.uniform(0.01, 0.1, (4, 16)).astype("float16")
     order = [0, 2, 4, 6, 1, 3, 5, 7]
     in_order = lambda x: x.reshape(len(x), -1, 8)[..., order].reshape(len(x), -1)
     tensors = {
@@ -143,14 +140,14 @@ LEVELS_OF_FP4 = np.concatenate([LEVELS_OF_FP4, -LEVELS_OF_FP4])
 
 
 def nf4(nested, kind="nf4", levels=LEVELS):
-    codes = NUMBERS.integers(0, 16, (4, 128), np.uint8)
+    codes = RNG.integers(0, 16, (4, 128), np.uint8)
     pairs = codes.reshape(-1, 2)
     about = {"quant_type": kind, "blocksize": 64, "shape": [4, 128], "dtype": "bfloat16"}
-    magnitude = NUMBERS.uniform(0.1, 1, 8).astype("float32")
+    magnitude = RNG.uniform(0.1, 1, 8).astype("float32")
     tensors = {"up.weight.absmax": magnitude}
     if nested:
-        table = np.sort(NUMBERS.uniform(-1, 1, 256)).astype("float32")
-        index = NUMBERS.integers(0, 256, 8, np.uint8)
+        table = np.sort(RNG.uniform(-1, 1, 256)).astype("float32")
+        index = RNG.integers(0, 256, 8, np.uint8)
         scale = np.linspace(0.25, 0.5, 8 // nested, dtype="float32")
         tensors = {
             "up.weight.absmax": index,
@@ -201,8 +198,8 @@ def test_fp4(nested, tmp_path):
 
 
 def test_int8_of_bitsandbytes(tmp_path):
-    q = NUMBERS.integers(-127, 128, (4, 16), np.int8)
-    most = NUMBERS.uniform(0.1, 1, 4).astype("float32")
+    q = RNG.integers(-127, 128, (4, 16), np.int8)
+    most = RNG.uniform(0.1, 1, 4).astype("float32")
     tensors = {
         "up.weight": q,
         "up.SCB": most,
@@ -217,8 +214,8 @@ def test_int8_of_bitsandbytes(tmp_path):
 
 
 def check_blocks_of_float8(shape, tmp_path):
-    w = NUMBERS.normal(size=shape).astype(ml_dtypes.float8_e4m3fn)
-    scale = NUMBERS.uniform(1, 2, (-(-shape[0] // 2), -(-shape[1] // 4))).astype("float32")
+    w = RNG.normal(size=shape).astype(ml_dtypes.float8_e4m3fn)
+    scale = RNG.uniform(1, 2, (-(-shape[0] // 2), -(-shape[1] // 4))).astype("float32")
     tensors = {
         "up.weight": w,
         "up.weight_scale_inv": scale,
@@ -241,9 +238,9 @@ def test_blocks_of_float8(tmp_path):
 @pytest.mark.parametrize("shape", [(3, 4, 8), (2, 3, 12)])
 def test_blocks_of_float8_of_experts(shape, tmp_path):
     """Weights of all experts in one tensor have a name of their own."""
-    w = NUMBERS.normal(size=shape).astype(ml_dtypes.float8_e4m3fn)
+    w = RNG.normal(size=shape).astype(ml_dtypes.float8_e4m3fn)
     grid = (shape[0], -(-shape[1] // 2), shape[2] // 4)
-    scale = NUMBERS.uniform(1, 2, grid).astype("float32")
+    scale = RNG.uniform(1, 2, grid).astype("float32")
     tensors = {"experts.gate_up_proj": w, "experts.gate_up_proj_scale_inv": scale}
     config = {"quant_method": "fp8", "weight_block_size": [2, 4]}
     found = load_hf(written(tmp_path, config, tensors))
@@ -263,8 +260,8 @@ def test_blocks_of_float8_whose_last_columns_are_not_whole(tmp_path):
 
 
 def test_mxfp4(tmp_path):
-    blocks = NUMBERS.integers(0, 256, (2, 4, 2, 16), np.uint8)
-    scales = NUMBERS.integers(120, 130, (2, 4, 2), np.uint8)
+    blocks = RNG.integers(0, 256, (2, 4, 2, 16), np.uint8)
+    scales = RNG.integers(120, 130, (2, 4, 2), np.uint8)
     tensors = {"experts.up_blocks": blocks, "experts.up_scales": scales}
     found = load_hf(written(tmp_path, {"quant_method": "mxfp4"}, tensors))
     v = found["experts.up"]
@@ -292,16 +289,16 @@ def compressed(tensors, format="pack-quantized", **weights):
 def test_packed_integers_of_compressed_tensors(bits, strategy, tmp_path):
     n, m, half = 6, 40, 2 ** (bits - 1)
     groups = 1 if strategy == "channel" else 5
-    q = NUMBERS.integers(0, 2**bits, (n, m))
+    q = RNG.integers(0, 2**bits, (n, m))
     z = np.full((n, groups), half)
-    scale = NUMBERS.uniform(0.01, 0.1, (n, groups)).astype("float16")
+    scale = RNG.uniform(0.01, 0.1, (n, groups)).astype("float16")
     index = np.arange(m) // (m // groups)
     tensors = {"weight_shape": np.array([n, m]), "weight_scale": scale}
     if strategy == "asymmetric":
-        z = NUMBERS.integers(0, 2**bits, (n, groups))
+        z = RNG.integers(0, 2**bits, (n, groups))
         tensors["weight_zero_point"] = in_words(z, bits, 0)
     if strategy == "ordered":
-        index = NUMBERS.permutation(index)
+        index = RNG.permutation(index)
         tensors["weight_g_idx"] = index.astype("int32")
     tensors["weight_packed"] = in_words(q, bits, 1)
     config, tensors = compressed(tensors, num_bits=bits, type="int", strategy="group")
@@ -314,9 +311,9 @@ def test_packed_integers_of_compressed_tensors(bits, strategy, tmp_path):
 
 @pytest.mark.parametrize("shape", [(1,), (), (4, 1), (4, 2)])
 def test_integers_of_compressed_tensors(shape, tmp_path):
-    q = NUMBERS.integers(-128, 128, (4, 8), np.int8)
-    scale = NUMBERS.uniform(0.01, 0.1, shape).astype("float32")
-    zero = NUMBERS.integers(-9, 9, shape, np.int8) if len(shape) == 2 else None
+    q = RNG.integers(-128, 128, (4, 8), np.int8)
+    scale = RNG.uniform(0.01, 0.1, shape).astype("float32")
+    zero = RNG.integers(-9, 9, shape, np.int8) if len(shape) == 2 else None
     of_entries = lambda x: np.repeat(x.reshape(len(x), -1), 8 // x.shape[-1], 1)
     tensors = {"weight": q, "weight_scale": scale, "input_scale": np.ones(1, "float32")}
     want = q * scale if zero is None else 0
@@ -332,8 +329,8 @@ def test_integers_of_compressed_tensors(shape, tmp_path):
 @pytest.mark.parametrize("grid", [(1,), (6, 1), (2, 3)])
 def test_floats_of_compressed_tensors(grid, tmp_path):
     """For a weight, for each row, and for blocks, of which the last ones are not whole."""
-    w = NUMBERS.normal(size=(6, 10)).astype(ml_dtypes.float8_e4m3fn)
-    scale = NUMBERS.uniform(1, 2, grid).astype("float32")
+    w = RNG.normal(size=(6, 10)).astype(ml_dtypes.float8_e4m3fn)
+    scale = RNG.uniform(1, 2, grid).astype("float32")
     strategy = {"strategy": "block", "block_structure": [4, 4]} if grid == (2, 3) else {}
     tensors = {"weight": w, "weight_scale": scale}
     config, tensors = compressed(tensors, "float-quantized", num_bits=8, **strategy)
@@ -349,11 +346,11 @@ def test_floats_of_compressed_tensors(grid, tmp_path):
 def test_small_blocks_of_compressed_tensors(format, tmp_path):
     form = Microscaled.formats[format]
     n, m, is_four = 4, 64, format != "mxfp8_e4m3"
-    codes = NUMBERS.integers(0, 256, (n, m // 2 if is_four else m), np.uint8)
+    codes = RNG.integers(0, 256, (n, m // 2 if is_four else m), np.uint8)
     codes = codes if is_four else codes & 0xF7  # Without NaN.
     bits = np.stack([codes & 15, codes >> 4], -1).reshape(n, m) if is_four else codes
     numbers = bits.astype(np.uint8).view(getattr(ml_dtypes, form.element)).astype("float32")
-    scales = NUMBERS.integers(40, 60, (n, m // form.block), np.uint8)
+    scales = RNG.integers(40, 60, (n, m // form.block), np.uint8)
     factors = scales.view(getattr(ml_dtypes, form.scale)).astype("float32")
     if format == "nvfp4":
         of_whole = np.float32([500])

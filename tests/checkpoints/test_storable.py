@@ -53,7 +53,6 @@ def test_types_that_libraries_cannot_store():
     same(from_storable(through_npz(jax.device_get(arrays)), tree), tree)
 
 
-@pytest.mark.slow
 def test_every_ready_type():
     check_exact(ready())
 

@@ -12,6 +12,7 @@ from reference import CASES
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, register, testing, values
+from jaxrewrite.values import Banded
 
 
 def wide(fn):
@@ -70,6 +71,22 @@ def test_determinants_in_a_part_of_a_compiled_program(name, xla):
     sign_and_log = wide(lambda v: jnp.linalg.slogdet(v.astype("float64")))
     got = jax.jit(jaxrewrite.transform(sign_and_log, materialise="forbid"))(v)
     jax.tree.map(assert_digits, got, sign_and_log(v.materialise()))
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64:UserWarning")
+@pytest.mark.parametrize(
+    "fn", [jnp.linalg.solve, lambda v, b: jnp.linalg.det(v)], ids=["solve", "det"]
+)
+def test_banded_solves_in_a_part_of_a_compiled_program_raise_the_error_of_jax(fn, xla):
+    """docs/sharp_bits.rst says so, and that the mode around the program is the way out."""
+    v = Banded.from_dense(4 * jnp.eye(3) + jnp.eye(3, k=1) + jnp.eye(3, k=-1), 1, 1)
+    program = wide(lambda v: fn(v.astype("float64"), third(3)))
+    implicit = jaxrewrite.transform(program, materialise="forbid")
+    with pytest.raises(
+        TypeError, match="reduce operand dtypes should match .* initial value"
+    ):
+        jax.jit(implicit)(v)
+    assert_digits(wide(jax.jit(implicit))(v), program(v.materialise()))
 
 
 def assert_digits(got, want):

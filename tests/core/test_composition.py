@@ -9,12 +9,9 @@ import pytest
 from choose import every, often
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
-from oracle import assert_same_leaves
+from oracle import allow as transform, assert_same_leaves
 
 import jaxrewrite
-
-
-transform = functools.partial(jaxrewrite.transform, materialise="allow")
 
 
 class Scaled(jaxrewrite.ArrayValue):
@@ -91,7 +88,6 @@ SCALAR_FUNCTIONS = [
     lambda a: jnp.linalg.solve(jnp.eye(3) + jnp.outer(a, a), a).sum(),
 ]
 IDS = range(len(SCALAR_FUNCTIONS))
-FORWARD_ONLY = {2, 7}  # while_loop has no reverse mode, custom_vjp no forward mode
 
 
 @pytest.mark.parametrize("i", every(2, IDS, 1))
@@ -209,7 +205,7 @@ def test_collectives():
 
 def test_a_collective_along_an_axis_of_the_array_and_one_around():
     fn = jax.vmap(lambda a: lax.psum(a, ("around", "own")), axis_name="own")
-    run = transform(fn, materialise="allow")
+    run = transform(fn)
     batch = Scaled(jnp.ones((4, 2, 3)), jnp.arange(4.0))
     close(jax.vmap(run, axis_name="around")(batch), 12 * np.ones((4, 2, 3)))
     x = jnp.arange(24.0).reshape(4, 2, 3)

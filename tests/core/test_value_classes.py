@@ -612,6 +612,14 @@ def test_nothing_takes_a_value_for_an_array():
         assert type(jnp.asarray(v)) is type(X)
     with jaxrewrite.no_materialise(), pytest.raises(jaxrewrite.MaterialisationError):
         jnp.asarray(v)
+    # A function of JAX that makes arrays of its arguments, as docs/sharp_bits.rst says.
+    with pytest.warns(
+        jaxrewrite.MaterialisationWarning, match="asarray makes a Scaled dense"
+    ):
+        found = jax.scipy.special.ndtr(v)
+    np.testing.assert_array_equal(found, jax.scipy.special.ndtr(np.asarray(v)))
+    with jaxrewrite.no_materialise(), pytest.raises(jaxrewrite.MaterialisationError):
+        jax.scipy.special.ndtr(v)
     with pytest.warns(jaxrewrite.MaterialisationWarning):  # JAX defers to the value.
         np.testing.assert_array_equal(X + v, X + np.asarray(v))
     assert jnp.shape(v) == v.shape and jnp.ndim(v) == v.ndim

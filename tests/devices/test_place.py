@@ -428,7 +428,6 @@ def test_what_no_type_can_split_is_whole(mesh):
 
 
 CONFIG = gpt2.Config(layers=2, width=32, heads=2, vocabulary=64, length=8, batch=8)
-KERNELS = ("qkv", "out", "up", "down")
 RULES = {
     "fsdp": [("tokens|positions", P("data")), ("kernel", P("data")), ("", P())],
     "tensor": [

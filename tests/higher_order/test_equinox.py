@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from choose import often
+from oracle import forbid
 from reference.own import Shared
 
 import jaxrewrite
@@ -16,10 +17,6 @@ eqxi = pytest.importorskip("equinox.internal")
 
 
 choice = pytest.importorskip("equinox.internal._loop.common")._select_if_vmap
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
 
 
 def dense(v):

@@ -17,19 +17,13 @@ from jaxrewrite.testing import assert_same
 from jaxrewrite.values import Diagonal, Lora, Unitful
 
 
-pytestmark = pytest.mark.usefixtures("bulk")
+pytestmark = pytest.mark.usefixtures("bulk", "double")
 
 rules = patterns.loops
 
 
 def normal(seed, *shape):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
-
-
-@pytest.fixture(autouse=True)
-def wide():
-    with jax.enable_x64(True):
-        yield
 
 
 def found(fn, *args):

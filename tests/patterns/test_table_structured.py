@@ -8,6 +8,7 @@ from choose import every, slow
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
+from oracle import normal
 from pattern_tables import look_alikes, spied
 
 import jaxrewrite
@@ -16,10 +17,6 @@ from jaxrewrite import patterns, values
 
 TABLE = patterns.structured
 N = 12
-
-
-def normal(*shape, seed=0, dtype=np.float32):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
 def decaying(n=N, dtype=np.float32):

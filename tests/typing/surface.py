@@ -75,8 +75,16 @@ if TYPE_CHECKING:  # In the global table it would be in force in other tests.
     jaxrewrite.rewrite(lambda x: jnp.log(1 + x))(log1p)  # pyright: ignore
 
 
-@values.annotation_rule(values.Tagged, "erf")
-def tagged(x: values.Tagged, *, primitive: Any, **params: Any) -> Any:
+class Sourced(values.Annotated):
+    """An array and where it is from; a rule for a ready type would be in force elsewhere."""
+
+    array: Array
+    source: str = field(static=True)
+    outer = 5
+
+
+@values.annotation_rule(Sourced, "erf")
+def sourced(x: Sourced, *, primitive: Any, **params: Any) -> Any:
     return jaxrewrite.bind(primitive, x.array, **params)
 
 

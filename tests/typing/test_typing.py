@@ -31,7 +31,7 @@ def load(name):
 @pytest.mark.parametrize(
     "run", [jax.eval_shape, slow(lambda fn: fn())], ids=["traced", "run"]
 )
-def test_the_program_that_checkers_check_runs(run, bulk):
+def test_the_program_that_checkers_check_runs(run, bulk, own_table):
     run(load("surface").main)
 
 

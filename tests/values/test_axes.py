@@ -1,7 +1,6 @@
 """`ArrayValue.axes`: how the leaves lie in the array, and all that follows."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
+from oracle import allow
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, testing, values
@@ -293,13 +293,10 @@ def compare(implicit, dense, *operands):
             np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5, err_msg=k)
 
 
-allowed = functools.partial(jaxrewrite.transform, materialise="allow")
-
-
 @pytest.mark.parametrize("name", VALUES)
 def test_moves_agree_with_dense_code(name):
     program = program_of(VALUES[name])
-    compare(allowed(program), lambda v: program(jaxrewrite.materialise(v)), VALUES[name])
+    compare(allow(program), lambda v: program(jaxrewrite.materialise(v)), VALUES[name])
 
 
 @pytest.mark.parametrize(
@@ -308,7 +305,7 @@ def test_moves_agree_with_dense_code(name):
 def test_moves_of_what_is_mapped_agree(name):
     program = program_of(VALUES[name])
     stack = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), VALUES[name])
-    implicit = lambda v: jaxrewrite.materialise(allowed(program)(v))
+    implicit = lambda v: jaxrewrite.materialise(allow(program)(v))
     dense = lambda v: program(jaxrewrite.materialise(v))
     compare(jax.vmap(implicit), jax.vmap(dense), stack)
 
@@ -321,7 +318,7 @@ def test_derivatives_of_moves_agree(name):
         squares = lambda v: sum(jnp.sum(y**2) for y in jax.tree.leaves(fn(v)))
         return lambda v: {"gradient": jax.tree.leaves(jax.grad(squares)(v))}
 
-    implicit = lambda v: jaxrewrite.materialise(allowed(program)(v))
+    implicit = lambda v: jaxrewrite.materialise(allow(program)(v))
     dense = lambda v: program(jaxrewrite.materialise(v))
     compare(total(implicit), total(dense), VALUES[name])
 
@@ -677,7 +674,7 @@ def test_programs_on_a_mesh_get_shards_of_the_leaves(name, spec, on_mesh):
     program = on_mesh(lambda v: 2 * jnp.asarray(v[::-1]), spec)
     with pytest.raises(jaxrewrite.MaterialisationError, match="'mul'"):
         jaxrewrite.transform(program, materialise="forbid")(value)
-    got = jax.jit(lambda v: jaxrewrite.materialise(allowed(program)(v)))(value)
+    got = jax.jit(lambda v: jaxrewrite.materialise(allow(program)(v)))(value)
     np.testing.assert_allclose(got, jax.jit(program)(value.materialise()), rtol=1e-5)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from choose import often
 from jax import lax
+from oracle import forbid
 
 import jaxrewrite
 from jaxrewrite.testing import assert_implicit, assert_same
@@ -60,9 +61,6 @@ class Doubled(jaxrewrite.ArrayValue):
 def _(x: Doubled, y: jax.Array, *, primitive, **params):
     operands = (z.half if isinstance(z, Doubled) else z for z in (x, y))
     return 2 * primitive.bind(*operands, **params)
-
-
-forbid = lambda fn: jaxrewrite.transform(fn, materialise="forbid")
 
 
 def test_a_type_that_knows_products_knows_those_of_groups():

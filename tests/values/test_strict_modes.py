@@ -10,17 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from oracle import materialised
 from reference import CASES
 
 import jaxrewrite
 from jaxrewrite import transform
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
+    NF4,
     BlockDiagonal,
     Circulant,
     Diagonal,
     Kronecker,
+    LowRank,
+    NMSparse,
+    Picked,
     Quantised,
+    ScalarMatrix,
     Scaled,
+    Sparse,
+    Toeplitz,
 )
 
 
@@ -85,6 +94,46 @@ def test_tangents_by_a_custom_rule():
     fn = transform(lambda v, s: clipped(v * s).sum(), materialise="allow")
     with strict():
         jax.eval_shape(jax.grad(fn, 1), v, jnp.float32(2))
+
+
+def test_rows_are_filled_in_under_strict_promotion():
+    w = jax.random.normal(jax.random.key(0), (600, 2))
+    v = Quantised.quantise(w, bits=4, block=300)
+    run = lambda v: jnp.take(v, jnp.array([1, 900], jnp.uint32), axis=0, mode="fill")
+    with strict():
+        assert_same(materialised(run)(v), run(jaxrewrite.materialise(v)), 1e-4)
+
+
+MATRICES = {
+    "codes": lambda w: Quantised.quantise(w, 4, block=2),
+    "levels": lambda w: NF4.quantise(w, 2),
+    "low rank": lambda w: LowRank(w[:, :1], w[:1]),
+    "few of many": lambda w: NMSparse.prune(w, 2, 4),
+    "picked": lambda w: Picked(w[0], jnp.array([0, 3, 3, 1]), 4),
+    "sparse": Sparse.from_dense,
+    "Toeplitz": lambda w: Toeplitz(w[0], w[0]),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_double_precision_under_strict_promotion(name):
+    """A rule has dtypes and ranks of its own, which the program does not allow itself to mix."""
+
+    def asked(v, x, i):
+        return v @ x, v.T @ x, v + v.T, v.sum(0), v[i], jnp.linalg.norm(v)
+
+    with jax.enable_x64(True), strict():
+        x, i = jnp.linspace(0.5, 2, 16).reshape(4, 4), jnp.array([0, 2])
+        v = MATRICES[name](x)
+        jax.eval_shape(materialised(asked), v, x, i)
+
+
+def test_complex_singular_values_under_strict_promotion():
+    d = jnp.array([1j, 2, 0])
+    with strict():
+        for v in Diagonal(d), ScalarMatrix(d[0], 3), Circulant(d):
+            u, s, vh = jax.eval_shape(transform(jnp.linalg.svd, materialise="forbid"), v)
+            assert (u.dtype, s.dtype, vh.dtype) == (d.dtype, jnp.float32, d.dtype)
 
 
 # --- what stays the user's ----------------------------------------------------------------

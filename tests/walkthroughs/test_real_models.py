@@ -498,11 +498,7 @@ def deep(blocks, x):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "base",
-    [slow(lambda w: w), eight_bits],
-    ids=["lora", "qlora"],
-)
+@pytest.mark.parametrize("base", [lambda w: w, eight_bits], ids=["lora", "qlora"])
 def test_training_the_adapters_of_scanned_layers(base, no_leak_checks):
     """The layers of a model, stacked and scanned over, never dense, trained with optax."""
     keys = jax.random.split(jax.random.key(0), 6)

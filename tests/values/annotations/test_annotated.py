@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis.extra.numpy import arrays
 from jax import lax
+from oracle import forbid
 from reference import batched
 
 import jaxrewrite
@@ -38,11 +39,6 @@ from jaxrewrite.values._annotations.interval import _is_one_large, _rounding
 
 
 pytestmark = pytest.mark.usefixtures("no_leak_checks")
-
-
-def run(fn):
-    """The function, transformed so that nothing may become dense."""
-    return jaxrewrite.transform(fn, materialise="forbid")
 
 
 def leaves(tree, cls):
@@ -226,7 +222,7 @@ OF_LENGTH = {
 def test_units_of_results(units, bulk):
     fns = OF_LENGTH[units]
     together = lambda x: [fn(x) for fn in fns]
-    results = run(together)(LENGTH)
+    results = forbid(together)(LENGTH)
     assert {str(x.units) for x in results} == {units}
     want = jax.jit(together)(NUMBERS)
     for i, (got, x) in enumerate(zip(results, want, strict=True)):
@@ -291,7 +287,7 @@ ZEROS = {
 @pytest.mark.parametrize("units", ZEROS)
 def test_zeros_of_a_program_have_any_units(units, bulk):
     together = lambda x: [fn(x) for fn in ZEROS[units]]
-    results = run(together)(LENGTH)
+    results = forbid(together)(LENGTH)
     found = [str(x.units) if isinstance(x, Unitful) else "none" for x in results]
     assert set(found) == {units}
     want = jax.jit(together)(NUMBERS)
@@ -308,9 +304,9 @@ def test_places_in_sorted_arrays_of_the_same_units(bulk):
         lambda a, v: jnp.digitize(v, a),
         lambda a, v: jnp.histogram(v, a)[0],
     ):
-        np.testing.assert_array_equal(run(fn)(a, v), fn(edges, x))
+        np.testing.assert_array_equal(forbid(fn)(a, v), fn(edges, x))
     with pytest.raises(UnitsError, match="needs operands of equal units; got s and m"):
-        run(jnp.searchsorted)(a, Unitful(x, "s"))
+        forbid(jnp.searchsorted)(a, Unitful(x, "s"))
 
 
 def test_zeros_that_no_program_writes():
@@ -324,17 +320,17 @@ def test_zeros_that_no_program_writes():
     ]
     for fn in (*finite, lambda x: jnp.add(x, jnp.array(NUMBERS) - NUMBERS)):
         with pytest.raises(UnitsError, match="add needs operands of equal units"):
-            run(fn)(LENGTH)
+            forbid(fn)(LENGTH)
     with pytest.raises(UnitsError, match="add needs operands of equal units; got m and 1"):
-        run(jnp.add)(LENGTH, jnp.zeros((3, 4)))
+        forbid(jnp.add)(LENGTH, jnp.zeros((3, 4)))
     # Integers may be places.
     with pytest.raises(UnitsError, match="max needs operands of equal units"):
-        run(lambda x: jnp.maximum(x, 0))(Unitful(jnp.arange(3), "m"))
+        forbid(lambda x: jnp.maximum(x, 0))(Unitful(jnp.arange(3), "m"))
     grows = lambda x, y: lax.fori_loop(0, 2, lambda i, c: (c + x) * y, jnp.zeros((3, 4)))
     with pytest.raises(
         UnitsError, match="add needs operands of equal units; got m s and m"
     ):
-        run(grows)(LENGTH, Unitful(2.0, "s"))
+        forbid(grows)(LENGTH, Unitful(2.0, "s"))
 
 
 class Adopting(jaxrewrite.ArrayValue):
@@ -438,11 +434,11 @@ def test_what_has_no_units_is_plain():
         *(lambda x: jax.nn.relu(x / x[0]), lambda x: jax.nn.softmax(x / x.max())),
         lambda x: lax.top_k(x, 2)[1],
     ]
-    results = run(lambda x: [fn(x) for fn in fns])(LENGTH)
+    results = forbid(lambda x: [fn(x) for fn in fns])(LENGTH)
     assert not any(isinstance(x, Unitful) for x in results)
     one = Unitful(NUMBERS, "1")
     assert (jaxrewrite.materialise(one) == NUMBERS).all()
-    np.testing.assert_allclose(run(lambda x: jnp.exp(x) + 1)(one), jnp.exp(NUMBERS) + 1)
+    np.testing.assert_allclose(forbid(lambda x: jnp.exp(x) + 1)(one), jnp.exp(NUMBERS) + 1)
 
 
 @pytest.mark.parametrize(
@@ -472,12 +468,12 @@ def test_what_has_no_units_is_plain():
 )
 def test_units_that_do_not_agree(fn, message):
     with pytest.raises(UnitsError, match=message):
-        run(fn)(LENGTH)
+        forbid(fn)(LENGTH)
 
 
 def test_a_power_that_is_near_no_small_fraction_has_no_units():
     with pytest.raises(UnitsError, match="pow needs operands without"):
-        run(lambda x: x**0.12345)(LENGTH)
+        forbid(lambda x: x**0.12345)(LENGTH)
 
 
 def test_errors_speak_of_zeros_in_any_units_as_of_quantities():
@@ -486,13 +482,13 @@ def test_errors_speak_of_zeros_in_any_units_as_of_quantities():
         return lax.fori_loop(0, 2, lambda i, c: inner(c), jnp.zeros((3, 4)))
 
     with pytest.raises(UnitsError, match="got m and 1") as raised:
-        run(loops)(LENGTH)
+        forbid(loops)(LENGTH)
     notes = " ".join(raised.value.__notes__)
     assert "(Unitful:f32[3,4], Unitful:f32[3,4])" in notes, notes
 
 
 def test_the_root_of_complex_numbers_has_units():
-    root = run(lambda x: x**0.5)(Unitful(jnp.array([-4.0 + 0j]), "m^2"))
+    root = forbid(lambda x: x**0.5)(Unitful(jnp.array([-4.0 + 0j]), "m^2"))
     assert root.units == Units("m")
     np.testing.assert_allclose(root.array, [2j], atol=1e-6)
 
@@ -506,16 +502,16 @@ def test_units_are_never_lost():
 
 
 def test_units_of_derivatives():
-    gradient = run(jax.grad(lambda x: jnp.sum(x**3)))(LENGTH)
+    gradient = forbid(jax.grad(lambda x: jnp.sum(x**3)))(LENGTH)
     assert gradient.units == Units("m^2")
     np.testing.assert_allclose(gradient.array, 3 * NUMBERS**2, rtol=1e-6)
     # The derivative is that of the custom rule, for the leaves and inside.
-    outside = jax.grad(lambda x: run(halved_square)(x).array.sum())(LENGTH)
-    inside = run(jax.grad(lambda x: halved_square(x).sum()))(LENGTH)
+    outside = jax.grad(lambda x: forbid(halved_square)(x).array.sum())(LENGTH)
+    inside = forbid(jax.grad(lambda x: halved_square(x).sum()))(LENGTH)
     for got in (outside, inside):
         np.testing.assert_allclose(got.array, NUMBERS, rtol=1e-6)
     assert inside.units == Units("m")
-    _, tangent = jax.jvp(run(halved_square), (LENGTH,), (LENGTH,))
+    _, tangent = jax.jvp(forbid(halved_square), (LENGTH,), (LENGTH,))
     assert tangent.units == Units("m^2")
 
 
@@ -546,7 +542,7 @@ def test_units_of_cotangents(unused, bulk):
 
     operands = NUMBERS, jnp.float32(2.0), NUMBERS + 1
     x, c, y = operands
-    slope = jax.jit(jax.grad(functools.partial(loss, call=run), (0, 1, 2)))
+    slope = jax.jit(jax.grad(functools.partial(loss, call=forbid), (0, 1, 2)))
     got = slope(Unitful(x, "m"), c, Unitful(y, "s"))
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-6),
@@ -573,7 +569,7 @@ def test_cotangents_of_a_matrix_with_units_meet_zeros_of_a_branch(bulk):
     zeros = lambda v: jnp.zeros_like(v)
     program = lambda p, v: lax.cond(p, zeros, doubling, v)
     number = lambda p, d: jnp.sum(
-        run(program)(p, Unitful(Diagonal(d), "m")).array @ NUMBERS
+        forbid(program)(p, Unitful(Diagonal(d), "m")).array @ NUMBERS
     )
     slope = jax.grad(number, 1)
     want = 2 * jnp.sum(NUMBERS, 1)
@@ -593,10 +589,10 @@ def test_branches_with_units_inside_of_a_matrix_and_around_one(order):
 
 
 def test_units_with_vmap_and_stacks():
-    rows = jax.vmap(run(lambda row: row * row.sum()))(LENGTH)
+    rows = jax.vmap(forbid(lambda row: row * row.sum()))(LENGTH)
     assert rows.units == Units("m^2") and rows.shape == (3, 4)
     stack = jaxrewrite.stack([LENGTH, LENGTH])
-    total = run(lambda xs: lax.scan(lambda c, x: (c + x, None), xs[0], xs)[0])(stack)
+    total = forbid(lambda xs: lax.scan(lambda c, x: (c + x, None), xs[0], xs)[0])(stack)
     assert total.units == Units("m")
 
 
@@ -648,7 +644,7 @@ NAMED = Named(NUMBERS, ("a", "b"))
     ],
 )
 def test_names_of_results(fn, names):
-    got = run(fn)(NAMED)
+    got = forbid(fn)(NAMED)
     assert got.names == names
     np.testing.assert_allclose(got.array, fn(NUMBERS), rtol=1e-5)
 
@@ -683,7 +679,7 @@ def test_slices_have_no_name_for_the_first_axis():
 )
 def test_names_that_do_not_agree(fn, message):
     with pytest.raises(ValueError, match=message):
-        run(fn)(Named(jnp.ones((3, 3)), ("a", "b")), Named(jnp.ones((3, 3)), ("b", "a")))
+        forbid(fn)(Named(jnp.ones((3, 3)), ("a", "b")), Named(jnp.ones((3, 3)), ("b", "a")))
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "a"), ("a", 1), ("a", "b", "c")])
@@ -694,9 +690,9 @@ def test_names_that_cannot_be(names):
 
 def test_updates_give_their_names():
     row = Named(jnp.ones(4), ("b",))
-    assert run(lambda x, row: x.at[1].set(row))(NUMBERS, row).names == (None, "b")
+    assert forbid(lambda x, row: x.at[1].set(row))(NUMBERS, row).names == (None, "b")
     rows = Named(jnp.ones((2, 4)), ("k", "b"))
-    got = run(lambda x, rows: x.at[jnp.array([0, 2])].add(rows))(NAMED, rows)
+    got = forbid(lambda x, rows: x.at[jnp.array([0, 2])].add(rows))(NAMED, rows)
     assert got.names == ("a", "b")
 
 
@@ -708,9 +704,9 @@ def test_axes_by_name():
 
 def test_names_that_a_branch_changes():
     fn = lambda x, y: lax.cond(jnp.arange(2)[1] > 0, lambda: x, lambda: y)
-    assert run(fn)(NAMED, Named(NUMBERS, ("a", "c"))).names == ("a", None)
-    assert run(fn)(Named(NUMBERS, (None, "b")), NAMED).names == (None, "b")
-    assert run(fn)(NUMBERS, NAMED).names == ("a", "b")
+    assert forbid(fn)(NAMED, Named(NUMBERS, ("a", "c"))).names == ("a", None)
+    assert forbid(fn)(Named(NUMBERS, (None, "b")), NAMED).names == (None, "b")
+    assert forbid(fn)(NUMBERS, NAMED).names == ("a", "b")
 
 
 # --- masks ------------------------------------------------------------------------------
@@ -771,19 +767,19 @@ def same_masked(got, want, name):
 
 def test_masked_is_as_numpy_has_it(bulk):
     x, theirs = masked(0)
-    got = run(lambda x: {name: fn(x) for name, (fn, _) in AS_NUMPY.items()})(x)
+    got = forbid(lambda x: {name: fn(x) for name, (fn, _) in AS_NUMPY.items()})(x)
     for name, (_, fn) in AS_NUMPY.items():
         same_masked(got[name], fn(theirs), name)
 
 
 def test_masked_with_masked():
     (x, a), (y, b) = masked(1), masked(2)
-    same_masked(run(jnp.multiply)(x, y), a * b, "mul")
-    same_masked(run(lambda x, y: x @ y.T)(x, y), np.ma.dot(a, b.T), "dot")
-    same_masked(run(lambda x, y: x.at[0].add(y[1]))(x, y)[0], a[0] + b[1], "scatter-add")
-    same_masked(run(lambda x, y: x.at[0].set(y[1]))(x, y)[0], b[1], "scatter")
-    assert run(jnp.where)(x > 0, x, 0.0).mask.sum() == x.mask.sum()
-    same_masked(run(lambda x: x.at[:2].apply(jnp.negative))(x)[:2], -a[:2], "apply")
+    same_masked(forbid(jnp.multiply)(x, y), a * b, "mul")
+    same_masked(forbid(lambda x, y: x @ y.T)(x, y), np.ma.dot(a, b.T), "dot")
+    same_masked(forbid(lambda x, y: x.at[0].add(y[1]))(x, y)[0], a[0] + b[1], "scatter-add")
+    same_masked(forbid(lambda x, y: x.at[0].set(y[1]))(x, y)[0], b[1], "scatter")
+    assert forbid(jnp.where)(x > 0, x, 0.0).mask.sum() == x.mask.sum()
+    same_masked(forbid(lambda x: x.at[:2].apply(jnp.negative))(x)[:2], -a[:2], "apply")
 
 
 @pytest.mark.parametrize("preferred", [None, "float32"])
@@ -792,7 +788,7 @@ def test_masked_products_have_the_dtype_that_is_asked_for(preferred):
     product = lambda x: jnp.matmul(
         x, PLAIN.T.astype(jnp.bfloat16), preferred_element_type=preferred
     )
-    got = run(product)(Masked(x.array.astype(jnp.bfloat16), x.mask))
+    got = forbid(product)(Masked(x.array.astype(jnp.bfloat16), x.mask))
     assert got.dtype == (preferred or jnp.bfloat16)
     np.testing.assert_allclose(
         got.filled(0), np.ma.dot(theirs, PLAIN.T).filled(0), atol=0.05
@@ -803,22 +799,22 @@ def test_masked_products_have_the_dtype_that_is_asked_for(preferred):
 def test_windows_of_padding_alone_hold_nothing_that_is_missing(is_double):
     with jax.enable_x64(is_double):
         x, kernel = jnp.ones((1, 1, 4), "float32"), jnp.ones((1, 1, 2), "float32")
-        convolve = run(lambda x: lax.conv_general_dilated(x, kernel, (1,), [(2, 2)]))
+        convolve = forbid(lambda x: lax.conv_general_dilated(x, kernel, (1,), [(2, 2)]))
         found = convolve(Masked(x, jnp.arange(4).reshape(x.shape) == 3))
         np.testing.assert_array_equal(found.filled(7)[0, 0], [0, 1, 2, 2, 1, 7, 0])
 
 
 def test_masked_through_programs():
     x, theirs = masked(3)
-    total, rows = run(lambda x: lax.scan(lambda c, r: (c + r.sum(), c), 0.0, x))(x)
+    total, rows = forbid(lambda x: lax.scan(lambda c, r: (c + r.sum(), c), 0.0, x))(x)
     assert total.mask and rows.shape == (3,)  # one row has nothing
-    softmax = run(jax.nn.softmax)(x).filled(0).sum(1)
+    softmax = forbid(jax.nn.softmax)(x).filled(0).sum(1)
     np.testing.assert_allclose(softmax, [1, 1, 0], rtol=1e-6)
-    out_of_bounds = run(lambda x: jnp.take(x, jnp.array([0, 7]), 0, mode="fill"))(x)
+    out_of_bounds = forbid(lambda x: jnp.take(x, jnp.array([0, 7]), 0, mode="fill"))(x)
     assert out_of_bounds.mask[1].all()
-    assert run(lambda x: jnp.pad(x, 1))(x).mask.sum() == x.mask.sum()
+    assert forbid(lambda x: jnp.pad(x, 1))(x).mask.sum() == x.mask.sum()
     window = lambda x: lax.conv(x[None, None], jnp.ones((1, 1, 2, 2)), (1, 1), "VALID")
-    got = run(window)(x)
+    got = forbid(window)(x)
     want = [[theirs.mask[i : i + 2, j : j + 2].all() for j in range(3)] for i in range(2)]
     np.testing.assert_array_equal(got.mask[0, 0], want)
 
@@ -827,14 +823,14 @@ def test_missing_entries_in_functions_of_two_operands_and_of_bits():
     x, theirs = masked(1)
     edges = jnp.array([0.0, 0.5])
     places = functools.partial(jnp.searchsorted, method="compare_all")
-    got = run(places)(edges, x)
+    got = forbid(places)(edges, x)
     np.testing.assert_array_equal(got.mask, theirs.mask)
     np.testing.assert_array_equal(
         got.filled(0), np.where(theirs.mask, 0, places(edges, x.array))
     )
     for fn in (lax.erf, lax.digamma):
         slope = jax.grad(lambda x, fn=fn: fn(x).sum())
-        got = run(slope)(x)
+        got = forbid(slope)(x)
         np.testing.assert_array_equal(got.mask, theirs.mask)
         want = np.where(theirs.mask, 0, slope(x.filled(1)))
         np.testing.assert_allclose(got.filled(0), want, rtol=1e-5)
@@ -849,13 +845,13 @@ def test_nothing_is_missing_where_there_is_nothing(bulk):
         lambda x: x @ jnp.ones((0, 3)),
         lambda x: x @ x.T,
     ):
-        assert not run(fn)(empty).mask.any()
+        assert not forbid(fn)(empty).mask.any()
     row = Masked(jnp.ones((1, 1, 4)), jnp.array([[[0, 0, 1, 1]]], bool))
     padded = lambda x, k: lax.conv_general_dilated(x, k, (1,), ((3, 3),))
-    got = run(padded)(row, jnp.ones((1, 1, 2))).mask[0, 0]
+    got = forbid(padded)(row, jnp.ones((1, 1, 2))).mask[0, 0]
     np.testing.assert_array_equal(got, [0, 0, 0, 0, 0, 1, 1, 0, 0])
     padded = lambda x, k: lax.conv_general_dilated(x, k, (1, 1), ((0, 0), (3, 3)))
-    got = run(padded)(row[:, :, None], jnp.ones((1, 1, 1, 2))).mask[0, 0, 0]
+    got = forbid(padded)(row[:, :, None], jnp.ones((1, 1, 1, 2))).mask[0, 0, 0]
     np.testing.assert_array_equal(got, [0, 0, 0, 0, 0, 1, 1, 0, 0])
 
 
@@ -888,7 +884,7 @@ def test_missing_entries_are_not_counted(name):
     around = Tagged(x, "t"), Named(x, ("a", "b")), Unitful(x, "m")
     for value in (x, *(around if name in ("columns", "weights", "quantile") else ())):
         with pytest.raises(TypeError, match="Masked: .* count"):
-            run(COUNTING[name])(value)
+            forbid(COUNTING[name])(value)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
@@ -913,10 +909,10 @@ def test_spread_and_median_are_those_of_what_is_there(bulk, dtype):
             "var": lambda np, x, options=options: np.var(x, **options),
             "median": lambda np, x, options=options: np.median(x, **options),
         }
-        got = run(lambda x, fns=fns: {name: fn(jnp, x) for name, fn in fns.items()})(x)
+        got = forbid(lambda x, fns=fns: {name: fn(jnp, x) for name, fn in fns.items()})(x)
         for name, result in got.items():
             same_masked(result, fns[name](np.ma, theirs), f"{name} {options}")
-    rows = run(jax.vmap(lambda x: (jnp.std(x), jnp.median(x))))(x)
+    rows = forbid(jax.vmap(lambda x: (jnp.std(x), jnp.median(x))))(x)
     for result, fn in zip(rows, (np.ma.std, np.ma.median), strict=True):
         same_masked(result, fn(theirs, axis=1), "rows")
 
@@ -939,8 +935,8 @@ SPREADS = {
 def test_spread_and_median_of_what_is_there_within_annotations(bulk, name, around):
     fn, annotate = SPREADS[name], AROUND[around]
     x, _ = masked(0)
-    got, alone = run(fn)(annotate(x)), run(fn)(x)
-    like = run(fn)(annotate(x.array))
+    got, alone = forbid(fn)(annotate(x)), forbid(fn)(x)
+    like = forbid(fn)(annotate(x.array))
     # It carries what the function of an array does, around the function of what is there.
     while isinstance(like, Tagged | Named | Unitful):
         assert type(got) is type(like)
@@ -952,8 +948,8 @@ def test_spread_and_median_of_what_is_there_within_annotations(bulk, name, aroun
 
 def test_a_number_that_is_no_number_is_there():
     x = Masked(jnp.array([1.0, jnp.nan, 3.0]), jnp.array([False, False, True]))
-    assert jnp.isnan(run(jnp.median)(x).filled(0))
-    assert run(jnp.median)(Masked(x.array, jnp.isnan(x.array))).filled(0) == 2
+    assert jnp.isnan(forbid(jnp.median)(x).filled(0))
+    assert forbid(jnp.median)(Masked(x.array, jnp.isnan(x.array))).filled(0) == 2
 
 
 def test_sums_that_are_no_means(bulk):
@@ -982,7 +978,7 @@ def test_sums_that_are_no_means(bulk):
             theirs.sum() + theirs[0].max() + theirs[1].max(),
         ),
     }
-    got = run(lambda x: {name: fn(x) for name, (fn, _) in fns.items()})(x)
+    got = forbid(lambda x: {name: fn(x) for name, (fn, _) in fns.items()})(x)
     for name, result in got.items():
         same_masked(result, fns[name][1], name)
 
@@ -996,7 +992,7 @@ def test_masked_counts_what_is_there():
 
 def test_a_number_that_fills_in_beyond_an_array_is_not_missing():
     x, _ = masked(0)
-    got = run(lambda x: x.at[9].get(mode="fill", fill_value=7.0))(x)
+    got = forbid(lambda x: x.at[9].get(mode="fill", fill_value=7.0))(x)
     assert got.filled(0).tolist() == [7] * 4
 
 
@@ -1005,32 +1001,32 @@ def test_the_place_of_the_greatest_is_no_missing_entry(dtype, low):
     x = Masked(
         jnp.array([[7, low], [3, low]]).astype(dtype), jnp.array([[1, 0], [0, 1]], bool)
     )
-    assert run(lambda x: jnp.argmax(x, axis=1))(x).filled(9).tolist() == [1, 0]
+    assert forbid(lambda x: jnp.argmax(x, axis=1))(x).filled(9).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("hidden", [[5.0, 3.0], [3.0, jnp.nan]])
 def test_numbers_under_a_mask_do_not_order_indices(hidden):
     x = Masked(jnp.array([*hidden, 1.0]), jnp.array([1, 1, 0], bool))
-    assert run(jnp.argsort)(x).tolist() == [2, 0, 1]
+    assert forbid(jnp.argsort)(x).tolist() == [2, 0, 1]
 
 
 def test_masked_means_and_maxima_of_rare_dtypes():
     x = Masked(jnp.full(100, 1000, jnp.float16), jnp.arange(100) == 0)
     assert x.mean().filled(0) == 1000
     complexes = Masked(jnp.array([3 + 1j, 2]), jnp.array([1, 0], bool))
-    assert run(jnp.max)(complexes).filled(0) == 2
+    assert forbid(jnp.max)(complexes).filled(0) == 2
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "int8"])
 def test_masked_maxima_of_dtypes_without_infinity(dtype):
     x = Masked(jnp.array([1, 2, 3]).astype(dtype), jnp.array([1, 0, 0], bool))
-    low, high, at = run(lambda x: (x.min(), x.max(), jnp.argmin(x)))(x)
+    low, high, at = forbid(lambda x: (x.min(), x.max(), jnp.argmin(x)))(x)
     assert (low.filled(0), high.filled(0), at.filled(9)) == (2, 3, 1)
 
 
 def test_sums_over_segments_are_missing_where_any_term_is():
     x = Masked(jnp.arange(4.0), jnp.array([0, 1, 0, 0], bool))
-    sums = run(lambda x: jax.ops.segment_sum(x, jnp.array([0, 0, 1, 1]), 3))(x)
+    sums = forbid(lambda x: jax.ops.segment_sum(x, jnp.array([0, 0, 1, 1]), 3))(x)
     assert sums.filled(-1).tolist() == [-1, 5, 0]
 
 
@@ -1040,12 +1036,12 @@ def test_what_is_missing_has_no_gradient():
 
     def loss(array):
         squares = lambda x: jax.nn.relu(x) ** 2 + halved_square(x) + tripled(x)
-        return run(squares)(Masked(array, x.mask)).filled(0).sum()
+        return forbid(squares)(Masked(array, x.mask)).filled(0).sum()
 
     gradient = jax.grad(loss)(dense)
     want = jnp.where(x.mask, 0, 2 * jax.nn.relu(dense) + dense + 3)
     np.testing.assert_allclose(gradient, want, rtol=1e-6)
-    inside = run(jax.grad(lambda x: jnp.sum(x**2)))(x)
+    inside = forbid(jax.grad(lambda x: jnp.sum(x**2)))(x)
     np.testing.assert_array_equal(inside.mask, x.mask)
 
 
@@ -1137,7 +1133,7 @@ def compiled():
     @functools.cache
     def compile_once(names):
         together = lambda x: {name: BOUNDED[name](x) for name in names}
-        return jax.jit(run(together)), jax.jit(together)
+        return jax.jit(forbid(together)), jax.jit(together)
 
     return compile_once
 
@@ -1153,7 +1149,9 @@ def check_bounds(bounds, values):
             np.asarray(x, "float64") for x in (bound.lower, bound.upper, value)
         )
         size = np.fmax(*(np.where(np.isfinite(x), abs(x), 0) for x in (below, above)))
-        slack = 1e-5 * (1 + size.max(initial=0))
+        slack = 1e-5 * (
+            1 + size
+        )  # Each entry has its own: one may be far larger than others.
         inside = (below - slack <= value) & (value <= above + slack)
         assert (inside | np.isnan(value)).all(), jax.tree_util.keystr(path)
 
@@ -1347,7 +1345,7 @@ def test_no_number_in_a_box_leaves_its_bounds(dtype, bulk):
     together = lambda x: {name: fn(x) for name, fn in fns.items()}
     with np.errstate(all="ignore"):
         (low, high), points = boxes_of(jnp.dtype(dtype))
-    bounds = jax.jit(run(together))(Interval(jnp.asarray(low), jnp.asarray(high)))
+    bounds = jax.jit(forbid(together))(Interval(jnp.asarray(low), jnp.asarray(high)))
     bounds = jax.tree.leaves_with_path(bounds, is_leaf=lambda x: isinstance(x, Interval))
     dense = jax.jit(together)
     for point in points:
@@ -1392,7 +1390,7 @@ def test_sums_of_integers_along_axes_of_size_one(fn):
 
 def test_integers_that_wrap_alike_keep_their_bounds():
     x = Interval(jnp.uint8([250, 0, 3]), jnp.uint8([255, 10, 9]))
-    more, less = run(lambda x: (x + jnp.uint8(10), x - jnp.uint8(5)))(x)
+    more, less = forbid(lambda x: (x + jnp.uint8(10), x - jnp.uint8(5)))(x)
     assert (more.lower.tolist(), more.upper.tolist()) == ([4, 10, 13], [9, 20, 19])
     assert (less.lower.tolist(), less.upper.tolist()) == ([245, 0, 0], [250, 255, 255])
     around = Interval.around(jnp.uint8([3, 254]), jnp.uint8([5, 5]))
@@ -1405,17 +1403,17 @@ def test_derivatives_of_bounds_are_those_of_the_bounds(fn):
     weights = jnp.array([1.0, 0.3])
 
     def loss(low, high):
-        bounds = run(fn)(Interval(low, high))
+        bounds = forbid(fn)(Interval(low, high))
         return jnp.sum(weights * bounds.lower) - jnp.sum(weights[::-1] * bounds.upper)
 
     jax.test_util.check_grads(loss, (low, high), 1, ["rev"], 2e-2, 2e-2, 1e-2)
     # A program's own holds an array constant.
-    still = lambda x: run(lambda x: x * lax.stop_gradient(x))(Interval(x, x)).upper.sum()
+    still = lambda x: forbid(lambda x: x * lax.stop_gradient(x))(Interval(x, x)).upper.sum()
     np.testing.assert_allclose(jax.grad(still)(high), high)
 
 
 def test_the_derivative_of_a_width_does_not_stop():
-    still = lambda low, high: run(lax.stop_gradient)(Interval(low, high))
+    still = lambda low, high: forbid(lax.stop_gradient)(Interval(low, high))
     for end, slopes in (("lower", (0.5, -0.5)), ("upper", (-0.5, 0.5))):
         number = lambda low, high, end=end: getattr(still(low, high), end)
         assert jax.grad(number, (0, 1))(1.0, 4.0) == slopes
@@ -1436,7 +1434,7 @@ def test_bounds_are_as_tight_as_they_can_be():
         (lambda x: 1 / (x + 2), [0.25, 0.25, -np.inf], [1, 1 / 3, np.inf]),
         (lambda x: 1 / jax.nn.relu(x), [-np.inf, 0.5, -np.inf], [np.inf, 1, np.inf]),
     ):
-        got = run(fn)(x)
+        got = forbid(fn)(x)
         np.testing.assert_allclose(got.lower, lower, rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(got.upper, upper, rtol=1e-6, atol=1e-6)
 
@@ -1451,9 +1449,9 @@ def test_bounds_of_functions_that_round_are_apart():
     """On both sides by as much as the functions err, but not beyond their ends."""
     low, high = Interval(jnp.float32(0.5), jnp.float32(0.75)), jnp.float32(200)
     for fn in (jnp.exp, jnp.sin, jnp.tanh, jnp.log):
-        got = run(fn)(low)
+        got = forbid(fn)(low)
         assert got.lower < fn(low.lower) and got.upper > fn(low.upper)
-    assert run(jnp.tanh)(Interval(-high, high)).upper == 1
+    assert forbid(jnp.tanh)(Interval(-high, high)).upper == 1
 
 
 @pytest.mark.slow
@@ -1463,7 +1461,7 @@ def test_bounds_keep_the_dtype(dtype):
         x = NUMBERS.astype(dtype)
         for name, fn in BOUNDED.items():
             want = jax.eval_shape(fn, x)
-            got = jax.eval_shape(run(fn), Interval(x, x))
+            got = jax.eval_shape(forbid(fn), Interval(x, x))
             for g, w in zip(leaves(got, Interval), jax.tree.leaves(want), strict=True):
                 assert (g.shape, g.dtype) == (w.shape, w.dtype), name
 
@@ -1472,12 +1470,12 @@ def test_bounds_of_comparisons_in_the_total_order():
     edges, x = jnp.array([0.0, 1.0, 3.0]), jnp.array([0.5, 1.0, 3.0])
     bounds = Interval(x - 0.1, x + 0.1)
     for name in ("lt", "le", "eq"):
-        got = run(functools.partial(jaxrewrite.bind, f"{name}_to"))(edges, bounds)
-        want = run(functools.partial(jaxrewrite.bind, name))(edges, bounds)
+        got = forbid(functools.partial(jaxrewrite.bind, f"{name}_to"))(edges, bounds)
+        want = forbid(functools.partial(jaxrewrite.bind, name))(edges, bounds)
         np.testing.assert_array_equal(got.lower, want.lower)
         np.testing.assert_array_equal(got.upper, want.upper)
     places = functools.partial(jnp.searchsorted, method="compare_all")
-    assert run(places)(edges, bounds).contains(places(edges, x)).all()
+    assert forbid(places)(edges, bounds).contains(places(edges, x)).all()
 
 
 def test_a_bound_of_zero_has_no_sign_in_the_total_order():
@@ -1487,19 +1485,19 @@ def test_a_bound_of_zero_has_no_sign_in_the_total_order():
         fn = functools.partial(jaxrewrite.bind, name)
         unsigned = Interval(abs(x), abs(x))
         for a, b in ((unsigned, y), (x, Interval(y, y)), (Interval(-x, x), y)):
-            assert run(fn)(a, b).contains(fn(x, y)).all()
-        same = run(fn)(Interval(x, x), x)
+            assert forbid(fn)(a, b).contains(fn(x, y)).all()
+        same = forbid(fn)(Interval(x, x), x)
         assert (same.lower == same.upper)[x != 0].all()
 
 
 def test_a_point_stays_a_point():
     point = Interval(NUMBERS, NUMBERS)
-    got = run(lambda x: jax.nn.gelu(x @ WEIGHT).sum())(point)
+    got = forbid(lambda x: jax.nn.gelu(x @ WEIGHT).sum())(point)
     np.testing.assert_allclose(got.lower, got.upper, rtol=1e-6)
     bounds = Interval.around(NUMBERS, 0.1)
     assert bounds.contains(NUMBERS).all() and not bounds.contains(NUMBERS + 1).any()
     ends = jnp.array([-jnp.inf, 0.0, jnp.inf])
-    finite = run(jnp.isfinite)(Interval(ends, ends))
+    finite = forbid(jnp.isfinite)(Interval(ends, ends))
     for bound in (finite.lower, finite.upper):
         np.testing.assert_array_equal(bound, jnp.isfinite(ends))
 
@@ -1507,7 +1505,7 @@ def test_a_point_stays_a_point():
 def test_bounds_can_be_trained():
     """The gradient of a bound, through functions with derivative rules of their own."""
     x = Interval.around(NUMBERS, jnp.float32(0.1))
-    worst = lambda w: run(lambda x, w: jax.nn.relu(x @ w))(x, w).upper.sum()
+    worst = lambda w: forbid(lambda x, w: jax.nn.relu(x @ w))(x, w).upper.sum()
     by_hand = lambda w: jax.nn.relu(NUMBERS @ w + 0.1 * abs(w).sum(0)).sum()
     np.testing.assert_allclose(
         jax.grad(worst)(WEIGHT), jax.grad(by_hand)(WEIGHT), rtol=1e-4, atol=1e-5
@@ -1520,18 +1518,18 @@ def test_the_first_of_conditions_may_be_one_that_is_missing():
         jnp.array([True, False, True, True]),
     ]
     choices = [jnp.arange(4.0), 10 + jnp.arange(4.0)]
-    got = run(lambda conditions: jnp.select(conditions, choices, -1.0))(conditions)
+    got = forbid(lambda conditions: jnp.select(conditions, choices, -1.0))(conditions)
     assert got.mask.tolist() == [True, True, False, False]
     assert got.filled(0).tolist() == [0, 0, 2, 13]
     flags = Masked(jnp.array([False, True, False]), jnp.array([0, 0, 1], bool))
-    index = run(jnp.argmax)(flags)
-    assert (index.filled(9), run(jnp.argmin)(flags).filled(9)) == (1, 0)
+    index = forbid(jnp.argmax)(flags)
+    assert (index.filled(9), forbid(jnp.argmin)(flags).filled(9)) == (1, 0)
 
 
 def test_bounds_at_a_negative_zero():
     x = Interval(jnp.array([-0.0]), jnp.array([4.0]))
     for fn in (lax.rsqrt, lambda x: x ** jnp.array([-1.0])):
-        bounds = run(fn)(x)
+        bounds = forbid(fn)(x)
         assert bounds.lower <= fn(4.0) and bounds.upper == jnp.inf
 
 
@@ -1546,14 +1544,14 @@ def test_bounds_at_a_negative_zero():
     ],
 )
 def test_what_may_be_nan_has_no_bounds(fn):
-    bounds = run(fn)(Interval(jnp.array([0.0]), jnp.array([1.0])))
+    bounds = forbid(fn)(Interval(jnp.array([0.0]), jnp.array([1.0])))
     assert (bounds.lower, bounds.upper) == (-jnp.inf, jnp.inf)
 
 
 def test_bounds_that_rounding_has_exchanged():
     """Bounds that rounding has exchanged still make an array equal to itself."""
     x = jnp.array([0.3, -0.7])
-    compare = run(lambda v: (v == v, v != v, v < v, v <= v))
+    compare = forbid(lambda v: (v == v, v != v, v < v, v <= v))
     # Of tracers no order is known.
     equal = jax.jit(lambda x: compare(Interval(x + 1e-7, x)))(x)
     assert equal[0].upper.all() and not equal[1].lower.any()
@@ -1620,16 +1618,16 @@ def test_tags_follow_what_depends_on_them():
     ]
     want = ["a", "a", "ab", "", "a", "b", "a", "b", "b", "a", "b", "a", "a", "b", ""]
     want += ["a", "b"]
-    assert tags(run(fn)(a, b, jnp.ones((3, 4)))) == want
+    assert tags(forbid(fn)(a, b, jnp.ones((3, 4)))) == want
 
 
 @pytest.mark.parametrize("mode", ["fill", "clip", "wrap"])
 def test_tags_of_what_is_looked_up(mode):
     a, b = Tagged(NUMBERS, "a"), Tagged(jnp.array([2, 0]), "b")
     take = lambda x, at: jnp.take(x, at, axis=0, mode=mode)
-    assert tags(run(take)(a, b.array)) == ["a"]
-    assert tags(run(take)(NUMBERS, b)) == ["b"]
-    assert tags(run(take)(a, b)) == ["ab"]
+    assert tags(forbid(take)(a, b.array)) == ["a"]
+    assert tags(forbid(take)(NUMBERS, b)) == ["b"]
+    assert tags(forbid(take)(a, b)) == ["ab"]
 
 
 def test_tags_in_a_backward_pass():
@@ -1640,27 +1638,28 @@ def test_tags_in_a_backward_pass():
         return jax.vjp(loss, w, v, x)[1](cotangents)
 
     cotangents = Tagged(jnp.ones(()), "first"), Tagged(jnp.ones(()), "second")
-    got = run(backward)(WEIGHT, WEIGHT, NUMBERS, cotangents)
+    got = forbid(backward)(WEIGHT, WEIGHT, NUMBERS, cotangents)
     assert tags(got) == ["first", "second", "first"]
 
 
 def test_tags_in_loops_and_branches():
     a, b = Tagged(NUMBERS, "a"), Tagged(NUMBERS, "b")
     assert tags(
-        run(lambda a, b: lax.cond(jnp.arange(2)[1] > 0, lambda: a, lambda: b))(a, b)
+        forbid(lambda a, b: lax.cond(jnp.arange(2)[1] > 0, lambda: a, lambda: b))(a, b)
     ) == ["ab"]
     assert tags(
-        run(
+        forbid(
             lambda a: lax.cond(
                 jnp.arange(2)[1] > 0, lambda: a, lambda: a.at[0].get() + NUMBERS
             )
         )(a)
     )
     carry = lambda a, b: lax.fori_loop(0, 3, lambda i, c: (c[1], c[0] + a), (b, NUMBERS))
-    assert tags(run(carry)(a, b)) == ["ab", "ab"]
+    assert tags(forbid(carry)(a, b)) == ["ab", "ab"]
     branch = lambda a, b: lax.cond(a[0, 0] > 0, lambda: (NUMBERS, b), lambda: (b, 2 * b))
-    assert tags(run(branch)(a, b)) == ["ab", "ab"]
-    assert tags(run(lambda a: lax.cond(a[0, 0] > 0, jnp.sin, jnp.cos, NUMBERS))(a)) == ["a"]
+    assert tags(forbid(branch)(a, b)) == ["ab", "ab"]
+    chosen = lambda a: lax.cond(a[0, 0] > 0, jnp.sin, jnp.cos, NUMBERS)
+    assert tags(forbid(chosen)(a)) == ["a"]
     n = Tagged(jnp.array(2), "n")  # It decides how often the body runs.
     turns = lambda n: [
         lax.fori_loop(0, n, lambda i, x: x + i, NUMBERS),
@@ -1713,7 +1712,7 @@ def draws(key):
 
 
 def test_keys_are_those_of_jax(bulk):
-    got = jax.jit(run(draws))(Threefry.seed(5))
+    got = jax.jit(forbid(draws))(Threefry.seed(5))
     want = jax.jit(draws)(jax.random.key(5, impl="threefry2x32"))
     is_key = lambda x: isinstance(x, Threefry)
     for g, w in zip(leaves(got, Threefry), jax.tree.leaves(want), strict=True):
@@ -1727,15 +1726,16 @@ def test_keys_are_those_of_jax(bulk):
 
 
 def test_keys_beside_derivatives_and_batches():
-    keys = run(lambda key: jax.random.split(key, 3))(Threefry.seed(1))
+    keys = forbid(lambda key: jax.random.split(key, 3))(Threefry.seed(1))
     dropout = lambda x, key: jnp.where(
         jax.random.bernoulli(key, 0.5, x.shape), x, 0.0
     ).sum()
-    got = jax.vmap(jax.grad(run(dropout)), (None, 0))(NUMBERS, keys)
+    got = jax.vmap(jax.grad(forbid(dropout)), (None, 0))(NUMBERS, keys)
     want = jax.vmap(jax.grad(dropout), (None, 0))(NUMBERS, keys.materialise())
     np.testing.assert_array_equal(got, want)
     assert (Threefry.of(keys.materialise()).data == keys.data).all()
-    scanned = run(lambda ks: lax.scan(lambda c, k: (c, jax.random.bits(k)), 0, ks)[1])(keys)
+    scan = lambda ks: lax.scan(lambda c, k: (c, jax.random.bits(k)), 0, ks)[1]
+    scanned = forbid(scan)(keys)
     np.testing.assert_array_equal(scanned, jax.vmap(jax.random.bits)(keys.materialise()))
 
 
@@ -1769,7 +1769,7 @@ def test_the_outer_annotation_wraps_the_inner(one):
         )
         pair = OUTERMOST_FIRST[one], OUTERMOST_FIRST[other]
         for fn in (jnp.multiply, lambda x, y: jnp.einsum("ab,ab->b", x, y)):
-            result = run(fn)(*pair)
+            result = forbid(fn)(*pair)
             assert type(result) is type(outer)
             if one != other:
                 assert type(jax.tree.leaves(result, is_leaf=_is_within)[0]) is type(inner)
@@ -1788,7 +1788,7 @@ def test_several_of_them_together():
         lambda a, b: jnp.where(NUMBERS > 1, b, a),
         lambda a, b: jnp.clip(b, a, 2.0),
     ):
-        result = run(fn)(a, b)
+        result = forbid(fn)(a, b)
         assert isinstance(result, Tagged) and isinstance(result.array, Masked)
 
 
@@ -1797,7 +1797,7 @@ def test_several_arrays_are_placed_at_once(first):
     x, _ = masked(6)
     y = jnp.ones(3)
     operands = (x, y) if first else (y, x)
-    placed = run(lambda *both: jax.device_put(both))(*operands)
+    placed = forbid(lambda *both: jax.device_put(both))(*operands)
     got, other = placed if first else placed[::-1]
     np.testing.assert_array_equal(got.mask, x.mask)
     np.testing.assert_array_equal(got.filled(0), x.filled(0))
@@ -1816,33 +1816,33 @@ def test_an_array_meets_itself():
     }
     for compare, (surely, maybe) in comparisons.items():
         fn = compare if compare is jnp.isnan else lambda x, compare=compare: compare(x, x)
-        found = run(fn)(x)
+        found = forbid(fn)(x)
         np.testing.assert_array_equal(found.lower, surely, str(compare))
         np.testing.assert_array_equal(found.upper, maybe, str(compare))
-    square = run(lambda x: x * x)(x)
+    square = forbid(lambda x: x * x)(x)
     np.testing.assert_array_equal(square.lower, [0, 1, 0, -inf])
     np.testing.assert_array_equal(square.upper, [4, 1, inf, inf])
-    same_numbers = run(lambda x, y: x * y)(x, Interval(x.lower, x.upper))
+    same_numbers = forbid(lambda x, y: x * y)(x, Interval(x.lower, x.upper))
     np.testing.assert_array_equal(same_numbers.lower, [-2, 1, -inf, -inf])
 
 
 def test_medians_of_bounds_are_bounded():
     x = Interval(jnp.array([0.0, 1.0]), jnp.array([0.1, 1.1]))
     for fn in (jnp.median, lambda x: jnp.quantile(x, 0.5)):
-        found = run(fn)(x)
+        found = forbid(fn)(x)
         np.testing.assert_allclose([found.lower, found.upper], [0.5, 0.6], rtol=1e-5)
 
 
 def test_powers_by_integers_are_bounded():
     x = Interval(jnp.array([-1.0, -1.0, 2.0, -1.0]), jnp.array([1.0, 0.5, 4.0, 1.0]))
-    found = run(lambda x: x ** jnp.array([2, 3, -1, -2]))(x)
+    found = forbid(lambda x: x ** jnp.array([2, 3, -1, -2]))(x)
     np.testing.assert_allclose(found.lower, [0, -1, 0.25, -jnp.inf], rtol=1e-5)
     np.testing.assert_allclose(found.upper, [1, 0.125, 0.5, jnp.inf], rtol=1e-5)
 
 
 def test_powers_of_integers_have_bounds_up_to_the_last_that_does_not_wrap():
     x = Interval(jnp.int8([-11, -11]), jnp.int8([11, 12]))
-    bounds = run(lambda x: lax.integer_pow(x, 2))(x)
+    bounds = forbid(lambda x: lax.integer_pow(x, 2))(x)
     np.testing.assert_array_equal(bounds.lower, [0, -128])
     np.testing.assert_array_equal(bounds.upper, [121, 127])
 
@@ -1892,7 +1892,7 @@ def test_what_is_around_an_annotation_becomes_dense_alone(fn, around):
 def test_the_policy_is_asked_for_what_is_around_an_annotation():
     value = Sum((Masked(Diagonal(NUMBERS[0]), jnp.zeros((4, 4), bool)),))
     with pytest.raises(jaxrewrite.MaterialisationError, match="'max' .* of Sum"):
-        run(lambda w: jnp.maximum(w, 1.5))(value)
+        forbid(lambda w: jnp.maximum(w, 1.5))(value)
     with pytest.warns(jaxrewrite.MaterialisationWarning) as warned:
         jaxrewrite.transform(lambda w: jnp.maximum(w, 1.5))(value)
     assert [x.message.args[0].split(",")[0] for x in warned] == [
@@ -2041,10 +2041,10 @@ def test_rounding_of_a_convolution_is_that_of_its_sums():
 
 def test_powers_of_a_base_that_may_be_zero_are_bounded_where_the_exponent_is_not_negative():
     base = Interval(jnp.zeros(3), jnp.array([2.0, 3.0, 4.0]))
-    got = run(jnp.power)(base, jnp.array([2.0, 0.5, 0.0]))
+    got = forbid(jnp.power)(base, jnp.array([2.0, 0.5, 0.0]))
     np.testing.assert_allclose(got.lower, [0, 0, 1], rtol=1e-5)
     np.testing.assert_allclose(got.upper, [4, 3**0.5, 1], rtol=1e-5)
-    got = run(jnp.power)(base, jnp.array([-1.0, -0.5, -2.0]))
+    got = forbid(jnp.power)(base, jnp.array([-1.0, -0.5, -2.0]))
     np.testing.assert_array_equal(got.upper, jnp.inf)
 
 

@@ -10,13 +10,9 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite.values import Diagonal, Unitful, Units, UnitsError, register_unit
-from jaxrewrite.values._annotations import units as table
 
 
-@pytest.fixture(autouse=True)
-def own_table(monkeypatch):
-    table._define_known()
-    monkeypatch.setattr(table, "_TABLE", dict(table._TABLE))
+pytestmark = pytest.mark.usefixtures("own_table")
 
 
 # From the definitions of the units.

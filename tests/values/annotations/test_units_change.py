@@ -18,6 +18,9 @@ import jaxrewrite
 from jaxrewrite.values import Unitful, UnitsError
 
 
+pytestmark = pytest.mark.usefixtures("double")
+
+
 def matrix_of(x):
     """A positive definite matrix, with the units of the square."""
     return jnp.outer(x, x) + jnp.diag(x * x)
@@ -116,12 +119,6 @@ def random_body(rng, depth=0):
         return arrays
 
     return body
-
-
-@pytest.fixture(autouse=True)
-def _wide():
-    with jax.enable_x64(True):
-        yield
 
 
 @pytest.mark.slow

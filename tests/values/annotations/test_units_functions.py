@@ -10,17 +10,14 @@ import jaxrewrite
 from jaxrewrite.values import Interval, Masked, Named, Unitful, Units, UnitsError
 
 
+pytestmark = pytest.mark.usefixtures("double")
+
+
 TIMES, KNOTS = Unitful(np.array([0.5, 1.25, 9.0]), "s"), Unitful(np.arange(3.0), "s")
 METRE = Units("m")
 X = Unitful(np.array([3.0, 0.5, 2.0]), "m")
 ODD = Unitful(np.array([1e200, -np.inf, np.nan]), "m")
 LARGEST = np.finfo(float).max
-
-
-@pytest.fixture(autouse=True)
-def _wide():
-    with jax.enable_x64(True):
-        yield
 
 
 def array_of(x):

@@ -59,8 +59,7 @@ for name in (
     "kronecker_square",
     "one_hot",
 ):
-    if name in CASES:
-        MATRICES[name] = CASES[name].value(RNG, "float32", (4, 4))
+    MATRICES[name] = CASES[name].value(RNG, "float32", (4, 4))
 
 
 def wide(x):

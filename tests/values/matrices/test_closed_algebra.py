@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from choose import every, often
 from jax import lax
+from oracle import forbid
 
 import jaxrewrite
 from jaxrewrite import values
@@ -25,14 +26,7 @@ from jaxrewrite.values import (
 )
 
 
-@pytest.fixture(autouse=True)
-def _wide():
-    with jax.enable_x64(True):
-        yield
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def normal(seed, *shape):

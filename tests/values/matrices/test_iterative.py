@@ -15,10 +15,7 @@ from jaxrewrite.values import (
 )
 
 
-@pytest.fixture(autouse=True)
-def _double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def kernel(n=24, length=0.1, noise=0.3):

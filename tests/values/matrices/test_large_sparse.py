@@ -8,14 +8,11 @@ import scipy.sparse
 import scipy.sparse.linalg
 from choose import every, often, slow
 from jax.experimental.sparse import BCOO, BCSR
+from oracle import forbid
 
 import jaxrewrite
 from jaxrewrite.values import Sparse
 from jaxrewrite.values._matrices import sparse_products
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
 
 
 def random(n, density, seed=0):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from choose import often, slow
-from oracle import floating
+from oracle import floating, forbid
 from reference import CASES
 
 import jaxrewrite
@@ -27,11 +27,15 @@ from jaxrewrite.values import (
 from jaxrewrite.values._matrices.matrix import Matrix
 
 
+pytestmark = pytest.mark.usefixtures("double")
+
+
 # Leaf by leaf, with `jax.tree.map`.
 close = functools.partial(assert_same, tolerance=1e-8)
 
 
-def make(name, n=5):
+def make(name, n=6):
+    """With blocks and factors of several rows, as no prime number of rows has them."""
     return CASES[name].value(np.random.default_rng(0), "float64", (n, n))
 
 
@@ -54,26 +58,18 @@ def matrices(method):
     )
 
 
-@pytest.fixture(autouse=True)
-def _double():
-    with jax.enable_x64(True):
-        yield
-
-
-def implicit(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
-
-
 @matrices("solve")
 def test_solve(name, no_leak_checks):
     v = make(name)
 
+    n = v.shape[0]
+
     def solved(a):
-        for b in (jnp.arange(5.0), jnp.arange(10.0).reshape(5, 2)):
+        for b in (jnp.arange(float(n)), jnp.arange(2.0 * n).reshape(n, 2)):
             yield from (jnp.linalg.solve(a, b), jnp.linalg.solve(a.T, b))
         yield jnp.linalg.inv(a)
 
-    got = jax.jit(implicit(lambda a: list(solved(a))))(v)
+    got = jax.jit(forbid(lambda a: list(solved(a))))(v)
     want = jax.jit(lambda a: list(solved(a)))(jaxrewrite.materialise(v))
     for g, w in zip(got, want, strict=True):
         assert_same(g, w, 1e-8)
@@ -81,12 +77,13 @@ def test_solve(name, no_leak_checks):
 
 @matrices("solve")
 def test_gradient_of_a_solve(name, no_leak_checks):
-    v, b = make(name), jnp.arange(5.0)
+    v = make(name)
+    b = jnp.arange(float(v.shape[0]))
     xs, filled = floating(v)
     loss = lambda fn, xs, b: jnp.sin(fn(filled(xs), b)).sum()
     dense = lambda v, b: jnp.linalg.solve(jaxrewrite.materialise(v), b)
     gradient = jax.jit(jax.grad(loss, (1, 2)), static_argnums=0)
-    got, want = gradient(implicit(jnp.linalg.solve), xs, b), gradient(dense, xs, b)
+    got, want = gradient(forbid(jnp.linalg.solve), xs, b), gradient(dense, xs, b)
     jax.tree.map(close, got, want)
 
 
@@ -101,7 +98,7 @@ def test_determinant_by_jax(name, no_leak_checks):
     v = make(name)
     want = jax.jit(jnp.linalg.det)(jaxrewrite.materialise(v))
     both = lambda v: (jnp.linalg.det(v), jnp.linalg.slogdet(v))
-    det, (sign, log) = jax.jit(implicit(both))(v)
+    det, (sign, log) = jax.jit(forbid(both))(v)
     assert_same(det, want, 1e-8)
     assert_same(sign * jnp.exp(log), want, 1e-8)
 
@@ -116,21 +113,7 @@ def test_inverse(name):
 def test_eigenvalues(name, no_leak_checks):
     v = make(name)
     want = np.sort_complex(np.linalg.eigvals(np.asarray(v)))
-    assert_same(np.sort_complex(implicit(jnp.linalg.eigvals)(v)), want, 1e-8)
-
-
-@matrices("known_cholesky")
-def test_cholesky(name):
-    v = make(name)
-    dense = np.asarray(v)
-    if not np.allclose(dense, dense.T):
-        pytest.skip("not symmetric")
-    try:
-        want = np.linalg.cholesky(dense)
-    except np.linalg.LinAlgError:
-        pytest.skip("not positive definite")
-    assert_same(v.cholesky(), want, 1e-8)
-    assert_same(jaxrewrite.transform(jnp.linalg.cholesky)(v), want, 1e-8)
+    assert_same(np.sort_complex(forbid(jnp.linalg.eigvals)(v)), want, 1e-8)
 
 
 @matrices("known_eigh")
@@ -139,7 +122,7 @@ def test_eigh(name):
     dense = np.asarray(v)
     if not np.allclose(dense, dense.T):
         pytest.skip("not symmetric")
-    values, vectors = jaxrewrite.materialise(implicit(jnp.linalg.eigh)(v))
+    values, vectors = jaxrewrite.materialise(forbid(jnp.linalg.eigh)(v))
     assert_same(values, np.linalg.eigvalsh(dense), 1e-8)
     assert_same(vectors @ jnp.diag(values) @ vectors.T, dense, 1e-8)
 
@@ -175,7 +158,7 @@ def _out_of_range():
 def test_logarithms_of_determinants_that_are_no_numbers(name, bulk):
     v = _out_of_range()[name]()
     v = v.astype(jnp.complex64 if name == "complex" else jnp.float32)
-    sign, log = implicit(jnp.linalg.slogdet)(v)
+    sign, log = forbid(jnp.linalg.slogdet)(v)
     dense = np.asarray(v)
     want = np.linalg.slogdet(dense.astype(np.result_type(dense, np.float64)))
     np.testing.assert_allclose(sign, want[0], rtol=1e-4)
@@ -204,7 +187,7 @@ def test_determinants_of_sixteen_bits(dtype):
         Tridiagonal(jnp.ones(2, dtype), main, jnp.ones(2, dtype)),
         BlockDiagonal(jnp.diag(main)[None]),
     ):
-        det = implicit(jnp.linalg.det)(v)
+        det = forbid(jnp.linalg.det)(v)
         want = np.linalg.det(np.asarray(v.materialise(), np.float64))
         np.testing.assert_allclose(np.float64(det), want, rtol=4 * jnp.finfo(dtype).eps)
         assert det.dtype == dtype
@@ -224,27 +207,20 @@ def test_determinants_of_singular_matrices(bulk):
         Triangular(jnp.tri(4).at[1, 1].set(0)),
     ]
     both = lambda vs: [(jnp.linalg.det(v), *jnp.linalg.slogdet(v)) for v in vs]
-    for det, sign, log in jax.jit(implicit(both))(values):
+    for det, sign, log in jax.jit(forbid(both))(values):
         assert det == pytest.approx(0, abs=1e-12)
         assert (sign, log) == (0, -jnp.inf)
-    slope = jax.jit(lambda vs: [jax.grad(implicit(jnp.linalg.det))(v) for v in vs])
+    slope = jax.jit(lambda vs: [jax.grad(forbid(jnp.linalg.det))(v) for v in vs])
     d, t = slope(values[:2])
     assert_same(d.d, np.array([0.0, 6, 0, 0]), 1e-8)
     # By the upper number of the first row: -l_0 det of what is left of the last two rows.
     assert_same(t.upper, np.array([1.0, 0, 0]), 1e-8)
 
 
-_WITHOUT_FACTORS = [
-    name
-    for name in ("circulant", "kronecker", "tridiagonal", "banded", "triangular", "sparse")
-    if name in CASES
-]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    often(_WITHOUT_FACTORS, ("tridiagonal",)),
+    ["circulant", "kronecker", "tridiagonal", "banded", "triangular", "sparse"],
 )
 def test_derivatives_of_what_factors_are_for(name, bulk):
     """A program that looks at the factors makes them dense."""
@@ -281,7 +257,7 @@ def test_a_derivative_of_ones_own_is_kept():
 
     det.defjvp(lambda primals, tangents: (det(*primals), 7.0 * tangents[0].sum()))
     v = Circulant(jnp.array([3.0, 1.0, 0.0, 2.5]))
-    fn = lambda s: implicit(lambda v, s: det(v * s))(v, s)
+    fn = lambda s: forbid(lambda v, s: det(v * s))(v, s)
     assert_same(fn(1.0), np.linalg.det(np.asarray(v)), 1e-8)
     assert_same(jax.grad(fn)(1.0), 7.0 * 26, 1e-8)
 
@@ -297,16 +273,16 @@ def test_stacks_and_vmap(bulk):
 
     for one in (both, jax.vmap(jax.vmap(both))):
         tail = b[..., None] if one is both else b
-        got = jax.jit(implicit(one))(Circulant(columns), tail)
+        got = jax.jit(forbid(one))(Circulant(columns), tail)
         want = jax.jit(one)(Circulant(columns).materialise(), tail)
         jax.tree.map(close, tuple(got), tuple(want))
-    outside = jax.jit(jax.vmap(jax.vmap(implicit(both))))(Circulant(columns), b)
+    outside = jax.jit(jax.vmap(jax.vmap(forbid(both))))(Circulant(columns), b)
     jax.tree.map(close, tuple(outside), tuple(want))
 
 
 def test_determinants_of_integers():
     v = Circulant(jnp.arange(4))
-    assert_same(implicit(jnp.linalg.det)(v), np.linalg.det(np.asarray(v)), 1e-8)
+    assert_same(forbid(jnp.linalg.det)(v), np.linalg.det(np.asarray(v)), 1e-8)
     assert_same(v.determinant(), np.linalg.det(np.asarray(v)), 1e-8)
 
 
@@ -323,7 +299,7 @@ def test_a_real_circulant_has_real_singular_vectors():
 
 def test_factors_are_computed_where_they_are_looked_at():
     v = Circulant(jnp.array([1.0, 5.0, 2.0, 0.5]))
-    got = implicit(jax.lax.linalg.lu)(v)
+    got = forbid(jax.lax.linalg.lu)(v)
     jax.tree.map(close, jaxrewrite.materialise(got), jax.lax.linalg.lu(v.materialise()))
     with pytest.warns(jaxrewrite.MaterialisationWarning, match="LUFactor"):
         assert_same(
@@ -332,17 +308,9 @@ def test_factors_are_computed_where_they_are_looked_at():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "tridiagonal",
-        *map(slow, ("kronecker_square", "banded")),
-    ],
-)
+@pytest.mark.parametrize("name", ["tridiagonal", "kronecker_square", "banded"])
 def test_solves_by_factors(name, bulk):
     """`jax.scipy.linalg.lu_solve`, as lineax calls it, with gradients and batches."""
-    if name not in CASES:
-        pytest.skip("no such case")
     v = make(name, 4)
     xs, filled = floating(v)
     b = jnp.arange(8.0).reshape(4, 2)
@@ -353,7 +321,7 @@ def test_solves_by_factors(name, bulk):
         yield from (solve(b[:, 0], 1), solve(b, 2), jax.vmap(solve)(b.T))
 
     fn = lambda a: sum(jnp.sin(x).sum() for x in solved(a))
-    mine = lambda xs: implicit(fn)(filled(xs))
+    mine = lambda xs: forbid(fn)(filled(xs))
     dense = lambda xs: fn(jaxrewrite.materialise(filled(xs)))
     got, want = (jax.jit(jax.value_and_grad(fn))(xs) for fn in (mine, dense))
     jax.tree.map(close, got, want)
@@ -361,8 +329,8 @@ def test_solves_by_factors(name, bulk):
     stack = jax.vmap(filled)(batch)
     outside = jax.vmap(lambda a: list(solved(a))[1])
     for found in (
-        implicit(outside)(stack),
-        jax.vmap(implicit(lambda a: list(solved(a))[1]))(stack),
+        forbid(outside)(stack),
+        jax.vmap(forbid(lambda a: list(solved(a))[1]))(stack),
     ):
         assert_same(
             found, outside(jax.vmap(lambda x: filled(x).materialise())(batch)), 1e-8
@@ -382,7 +350,7 @@ def test_solves_by_complex_factors_of_a_real_right_side(trans, bulk):
         of_complex = (1 + 2j) * v
         for a, b in ((of_complex, d), (of_complex, d[:, None]), (v, d * 1j)):
             want = solve(a.materialise(), b)
-            got = jax.jit(implicit(solve))(a, b)
+            got = jax.jit(forbid(solve))(a, b)
             assert got.dtype == want.dtype
             assert_same(got, want, 1e-8)
 
@@ -394,7 +362,7 @@ def test_pivots_of_another_matrix_are_noticed():
         factors, pivots = jax.scipy.linalg.lu_factor(v)[0], jax.scipy.linalg.lu_factor(w)[1]
         return jax.scipy.linalg.lu_solve((factors, pivots), jnp.arange(4.0))
 
-    assert np.isnan(implicit(fn)(v, w)).all()
+    assert np.isnan(forbid(fn)(v, w)).all()
 
 
 @pytest.mark.slow
@@ -419,9 +387,9 @@ def test_gradients_inside_and_outside_are_implicit(bulk):
         Kronecker(4 * jnp.eye(3), jnp.eye(4) + 1),
         Tridiagonal(jnp.ones(n - 1), 3 + y, jnp.ones(n - 1)),
     ]
-    leaves = jax.grad(lambda k: implicit(fn)(k, y))
+    leaves = jax.grad(lambda k: forbid(fn)(k, y))
     each = lambda ks: [(programs(k), jax.grad(fn)(k, y)) for k in ks]
-    got = jaxrewrite.materialise(jax.jit(implicit(each))(kinds))
+    got = jaxrewrite.materialise(jax.jit(forbid(each))(kinds))
     dense = jax.jit(jaxrewrite.materialise)(kinds)
     jax.tree.map(close, got, jax.jit(each)(dense))
     for k in kinds:

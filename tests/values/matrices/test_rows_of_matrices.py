@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from choose import every, slow
 from jax.extend import core as jex_core
+from oracle import normal
 
 import jaxrewrite
 from jaxrewrite import values
@@ -15,10 +16,6 @@ from jaxrewrite.testing import assert_same
 
 
 N = 12
-
-
-def normal(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 MATRICES = {

@@ -9,7 +9,7 @@ import pytest
 from choose import often
 from jax import lax
 from jax.experimental.sparse import BCOO, BCSR
-from oracle import made_dense
+from oracle import everything, forbid, made_dense
 from reference import CASES
 from reference.sparse import some
 
@@ -25,10 +25,6 @@ close = functools.partial(assert_same, tolerance=1e-5)
 FORMATS = ("bcoo", "bcsr", "bcsc")
 # The other formats are for the long run. Tests over all cases use "bcoo".
 formats = pytest.mark.parametrize("format", often(("bcsr", "bcoo", "bcsc"), ("bcsr",)))
-
-
-def implicit(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
 
 
 def dense(shape=(6, 8), seed=0, dtype="float32"):
@@ -62,12 +58,8 @@ KEPT = {
 }
 
 
-def everything(fns):
-    return lambda v: {name: fn(v) for name, fn in fns.items()}
-
-
 def check_kept(fns, v):
-    results = jax.jit(implicit(everything(fns)))(v)
+    results = jax.jit(forbid(everything(fns)))(v)
     for name, got in results.items():
         assert type(got) is type(v), name
     got, want = made_dense(results), jax.jit(everything(fns))(made_dense(v))
@@ -84,7 +76,7 @@ def test_stays_sparse(bulk):
 @pytest.mark.parametrize("name", KEPT)
 def test_stays_sparse_with_its_gradient(name, format, bulk):
     v = sparse(format=format)
-    fn = lambda v: jnp.sin(jaxrewrite.materialise(implicit(KEPT[name])(v))).sum()
+    fn = lambda v: jnp.sin(jaxrewrite.materialise(forbid(KEPT[name])(v))).sum()
     got = jax.jit(jax.grad(lambda d: fn(v.with_data(d))))(v.data)
     want = jax.grad(lambda d: jnp.sin(KEPT[name](v.with_data(d).materialise())).sum())
     assert_same(got, want(v.data), 1e-3 if name == "cast" else 1e-5)
@@ -109,7 +101,7 @@ PRODUCTS = {
 def test_products(format, bulk):
     v = sparse(format=format)
     fn = everything(PRODUCTS)
-    jax.tree.map(close, jax.jit(implicit(fn))(v), jax.jit(fn)(made_dense(v)))
+    jax.tree.map(close, jax.jit(forbid(fn))(v), jax.jit(fn)(made_dense(v)))
 
 
 @pytest.mark.slow
@@ -122,7 +114,7 @@ def test_gradient_of_products(format, bulk):
             jnp.sin(x).sum() for fn in PRODUCTS.values() for x in jax.tree.leaves(fn(v))
         )
 
-    got = jax.jit(jax.grad(lambda d: implicit(loss)(v.with_data(d))))(v.data)
+    got = jax.jit(jax.grad(lambda d: forbid(loss)(v.with_data(d))))(v.data)
     assert_same(got, jax.grad(lambda d: loss(v.with_data(d).materialise()))(v.data), 1e-5)
 
 
@@ -143,7 +135,7 @@ def test_stacks(format, bulk):
         "joined": jnp.concatenate([v, v[:1]]),
         "diagonal": jnp.trace(v, axis1=1, axis2=2),
     }
-    jax.tree.map(close, jaxrewrite.materialise(jax.jit(implicit(fn))(v)), fn(w))
+    jax.tree.map(close, jaxrewrite.materialise(jax.jit(forbid(fn))(v)), fn(w))
 
 
 def test_half_precision_is_summed_in_single(bulk):
@@ -199,7 +191,7 @@ def test_entries_of_one_place_are_added_up_once(bulk):
 
 def test_what_fills_up_has_no_gradient(bulk):
     v = Sparse.from_dense(jnp.eye(2) * 4, nse=4)
-    grad = jax.grad(lambda d: implicit(lambda v: jnp.sqrt(v).sum())(v.with_data(d)))(v.data)
+    grad = jax.grad(lambda d: forbid(lambda v: jnp.sqrt(v).sum())(v.with_data(d)))(v.data)
     np.testing.assert_allclose(grad, [0.25, 0.25, 0, 0])
 
 
@@ -214,17 +206,14 @@ def test_a_loop_joins_what_grows(bulk):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "solver",
-    often(("cg", "gmres", "bicgstab"), ("cg",)),
-)
+@pytest.mark.parametrize("solver", ["cg", "gmres", "bicgstab"])
 def test_iterative_solvers(solver, no_leak_checks):
     w = dense((8, 8))
     w = w @ w.T * (w != 0) * (w.T != 0) + 20 * jnp.eye(8)
     v = Sparse.from_dense(w, format="bcsr")
     b = jnp.arange(8.0)
     solve = lambda a, b: getattr(jax.scipy.sparse.linalg, solver)(lambda x: a @ x, b)[0]
-    got = jax.jit(implicit(solve))(v, b)
+    got = jax.jit(forbid(solve))(v, b)
     np.testing.assert_allclose(got, jnp.linalg.solve(w, b), rtol=1e-3, atol=1e-3)
 
 
@@ -235,9 +224,7 @@ def solvable(format="bcsc"):
 
 def test_solve(bulk):
     v, b = solvable(), jnp.arange(5.0)
-    assert_same(
-        implicit(jnp.linalg.solve)(v, b), jnp.linalg.solve(v.materialise(), b), 1e-4
-    )
+    assert_same(forbid(jnp.linalg.solve)(v, b), jnp.linalg.solve(v.materialise(), b), 1e-4)
 
 
 @pytest.mark.slow
@@ -252,11 +239,11 @@ def test_solves_and_their_gradient(format, bulk):
     }
     fn = lambda v: jax.tree.map(jnp.sin, everything(fns)(v))
     total = lambda v: sum(x.sum() for x in fn(v).values())
-    got = jax.jit(jax.value_and_grad(lambda d: implicit(total)(v.with_data(d))))(v.data)
+    got = jax.jit(jax.value_and_grad(lambda d: forbid(total)(v.with_data(d))))(v.data)
     want = jax.value_and_grad(lambda d: total(v.with_data(d).materialise()))(v.data)
     jax.tree.map(lambda x, y: assert_same(x, y, 1e-3), got, want)
     stack = jax.vmap(lambda d, b: jnp.linalg.solve(v.with_data(d).materialise(), b))
-    solve = jax.vmap(lambda d, b: implicit(jnp.linalg.solve)(v.with_data(d), b))
+    solve = jax.vmap(lambda d, b: forbid(jnp.linalg.solve)(v.with_data(d), b))
     ds = jnp.stack([v.data, 2 * v.data])
     assert_same(solve(ds, b.T), stack(ds, b.T), 1e-4)
 
@@ -338,7 +325,7 @@ def test_lookups_and_products(flip, bulk):
     fns["rows"] = lambda v: v[jnp.array([[2, 0, 7]])]
     fns["left"] = lambda v: dense((3, 8)) @ v
     fn = lambda v: everything(fns)(v.T if flip else v)
-    jax.tree.map(close, jax.jit(implicit(fn))(v), jax.jit(fn)(made_dense(v)))
+    jax.tree.map(close, jax.jit(forbid(fn))(v), jax.jit(fn)(made_dense(v)))
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
@@ -349,10 +336,10 @@ def test_lookups_of_other_rows_than_that_of_a_nan(number):
         Sparse.from_dense(jnp.asarray(rows)),
         Sparse(BCSR.fromdense(jnp.asarray(rows))),
     ):
-        np.testing.assert_array_equal(implicit(lambda v: v[i])(v), rows[i])
-        np.testing.assert_array_equal(implicit(lambda v: v.T[:, i])(v), rows.T[:, i])
-        np.testing.assert_array_equal(implicit(lambda v: v[i[0] - 2])(v), rows[i[0] - 2])
-        total = lambda v: implicit(lambda v: v[i])(v).sum()
+        np.testing.assert_array_equal(forbid(lambda v: v[i])(v), rows[i])
+        np.testing.assert_array_equal(forbid(lambda v: v.T[:, i])(v), rows.T[:, i])
+        np.testing.assert_array_equal(forbid(lambda v: v[i[0] - 2])(v), rows[i[0] - 2])
+        total = lambda v: forbid(lambda v: v[i])(v).sum()
         slope = jax.grad(total, allow_int=True)(v)
         np.testing.assert_array_equal(slope.data, [1, 0, 0, 2, 1, 1])
 
@@ -375,8 +362,8 @@ def test_a_stack_of_structured_matrices(bulk):
     v = pruned((2, 8, 3))
     w = jaxrewrite.materialise(v)
     x = dense((2, 5, 8))
-    assert_same(implicit(jnp.matmul)(x, v), x @ w, 1e-5)
-    assert_same(implicit(lambda v: v[1:])(v), w[1:], 1e-5)
+    assert_same(forbid(jnp.matmul)(x, v), x @ w, 1e-5)
+    assert_same(forbid(lambda v: v[1:])(v), w[1:], 1e-5)
     assert_same(
         jaxrewrite.transform(lambda v: v.sum(0), materialise="allow")(v), w.sum(0), 1e-5
     )
@@ -385,7 +372,7 @@ def test_a_stack_of_structured_matrices(bulk):
 def test_no_dense_weight_is_kept_for_the_backward_pass(bulk):
     v = pruned((64, 32))
     x = jnp.ones((3, 64))
-    model = lambda v, x: jnp.tanh(implicit(lambda v, x: x @ v)(v, x))
+    model = lambda v, x: jnp.tanh(forbid(lambda v, x: x @ v)(v, x))
     _, backward = jax.vjp(
         lambda values, x: model(NMSparse(values, v.indices), x), v.values, x
     )
@@ -438,7 +425,7 @@ def test_stays_implicit_across_a_custom_rule(v, no_leak_checks):
 
     leaf, *places = jax.tree.leaves(v)
     filled = lambda x: jax.tree.unflatten(jax.tree.structure(v), [x, *places])
-    assert type(implicit(odd)(v)) is type(v)
+    assert type(forbid(odd)(v)) is type(v)
     loss = lambda v: (odd(v) @ jnp.arange(v.shape[1], dtype=v.dtype)).sum()
     got = jax.grad(lambda x: jaxrewrite.transform(loss, materialise="allow")(filled(x)))(
         leaf

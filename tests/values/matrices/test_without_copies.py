@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracle import forbid
 
-import jaxrewrite
 from jaxrewrite import materialise
 from jaxrewrite.values import Interval, Masked, NMSparse, Symmetric, Triangular
 from jaxrewrite.values._annotations import interval
@@ -41,10 +41,6 @@ def small(monkeypatch):
 
 def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape)
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
 
 
 def f32(x):

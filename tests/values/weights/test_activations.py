@@ -8,22 +8,15 @@ import numpy as np
 import pytest
 from choose import often, slow
 from jax import lax
+from oracle import forbid, normal
 
 import jaxrewrite
 from jaxrewrite.values import Lora, Quantised, calibrate, quantise
 from jaxrewrite.values._weights import digits
 
 
-def normal(*shape, seed=0, dtype="float32"):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
-
-
 def wide(x):
     return np.asarray(x, np.float64)
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
 
 
 def weight(w, bits=8, activations="dynamic", **options):
@@ -133,7 +126,7 @@ CONVOLUTIONS = {
 
 @rounds_only
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["columns", slow("int4"), slow("affine")])
+@pytest.mark.parametrize("kind", ["columns", "int4", "affine"])
 def test_convolutions(kind, bulk):
     make = {
         "columns": lambda w: weight(w, axis=-1),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
+from oracle import normal
 
 import jaxrewrite
 from jaxrewrite.testing import assert_same
@@ -18,10 +19,6 @@ from jaxrewrite.values import (
     adapt,
     quantise,
 )
-
-
-def normal(*shape):
-    return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
 
 
 def of(w, *args, **options):

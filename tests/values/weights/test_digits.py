@@ -13,7 +13,8 @@ import pytest
 from choose import slow
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from weight_products import PRODUCTS, forbid, normal, same as within
+from oracle import forbid, normal
+from weight_products import PRODUCTS, same as within
 
 import jaxrewrite
 from jaxrewrite import _compat

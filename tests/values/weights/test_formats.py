@@ -10,16 +10,13 @@ import pytest
 from choose import slow
 from hypothesis import given, settings, strategies as st
 from jax import lax
+from oracle import forbid, normal
 
 import jaxrewrite
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import NF4, FakeQuantised, Float8, Quantised, nbytes, quantise
 from jaxrewrite.values._weights.coded import scale_in
 from jaxrewrite.values._weights.packed import Nibbles, Packed, Planes, bytes_of
-
-
-def normal(*shape, seed=0, dtype="float32"):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
 def wide(x):
@@ -107,10 +104,6 @@ def test_bytes_are_those_of_the_bits(bits, bulk):
 def test_floats_take_a_byte():
     v = Float8.quantise(normal(64, 48), block=16)
     assert v.nbytes == 64 * 48 + 4 * 48 * 4
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
 
 
 FORMATS = [

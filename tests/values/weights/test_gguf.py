@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
+from oracle import forbid
 
 import jaxrewrite
 from jaxrewrite.testing import assert_same
@@ -42,10 +43,6 @@ def small(format, *shape):
     for start in starts:
         blocks[:, start + 1] = 0x1C + (blocks[:, start + 1] & 3)
     return data
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
 
 
 @pytest.mark.parametrize("format", FORMATS)

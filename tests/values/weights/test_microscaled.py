@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from oracle import forbid
 
 import jaxrewrite
 from jaxrewrite.testing import assert_same
@@ -143,10 +144,6 @@ def test_mxfp4_is_that_of_gguf():
     )
     want = gguf.quants.dequantize(data.reshape(4, -1), kind)
     np.testing.assert_array_equal(v, want)
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
 
 
 @pytest.mark.parametrize("format", choose.often(FORMATS, ["mxfp4"]))

@@ -52,7 +52,7 @@ def adapted(bits):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "kind"),
-    [slow(pytest.param(8, Quantised)), slow(pytest.param(4, Quantised)), ("nf4", NF4)],
+    [(8, Quantised), (4, Quantised), ("nf4", NF4)],
 )
 def test_adapters_on_quantised_weights_train(bits, kind, no_leak_checks):
     params = adapted(bits)
@@ -144,11 +144,6 @@ def test_helpers_show_their_progress(helper):
     ):
         with pytest.raises(ValueError, match=f"progress= gave too {words}.* 2 leaves"):
             HELPERS[helper](tree, where, progress=wrong)
-
-
-def test_progress_by_tqdm():
-    tqdm = pytest.importorskip("tqdm")
-    quantise([jnp.ones((2, 2))] * 2, lambda *_: True, progress=tqdm.tqdm)
 
 
 def test_an_optimiser_of_all_leaves_trains_some(no_leak_checks):

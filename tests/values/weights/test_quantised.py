@@ -14,15 +14,12 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from oracle import forbid, normal
 
 import jaxrewrite
 from jaxrewrite._axes.blocks import reshape_blocks, slice_blocks, spread
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import NF4, Float8, Quantised, quantise
-
-
-def normal(*shape, seed=0, dtype="float32"):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
 KINDS = {
@@ -49,10 +46,6 @@ kinds = pytest.mark.parametrize(
 
 def make(kind, *shape, seed=0):
     return jax.jit(KINDS[kind])(normal(*(shape or (8, 16)), seed=seed))
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
 
 
 # --- rounding -------------------------------------------------------------------------
@@ -559,13 +552,7 @@ OPTIONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "of_heads"),
-    [
-        OPTIONS["int4"],
-        *(slow(pytest.param(*OPTIONS[k])) for k in ("int8", "nf4")),
-    ],
-)
+@pytest.mark.parametrize(("options", "of_heads"), OPTIONS.values(), ids=OPTIONS)
 def test_a_flax_model(options, of_heads, bulk):
     tokens = jnp.arange(10).reshape(2, 5) % 32
     model = Decoder()

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from choose import slow
+from oracle import forbid, normal
 from test_digits import ROWS, error
 from test_products import KINDS
-from weight_products import forbid, normal, same as within
+from weight_products import same as within
 
 import jaxrewrite
 from jaxrewrite._insight import costs
