@@ -21,27 +21,26 @@ from jax._src.api_util import fun_sourceinfo
 # renamed.
 from jax._src.effects import JaxprInputEffect
 
-# dce_jaxpr: drops dead code inside nested jaxprs and keeps effects; dce_rules has the
-# primitives of which it may drop a part. make_jaxpr_effects, convert_constvars_jaxpr,
-# separate_consts: a jaxpr that is built equation by equation must look like one of JAX's
-# own. trace_to_jaxpr_dynamic: `jax.make_jaxpr` without the cost of a jit wrapper (60 us a
-# call instead of 180), which a rewriting pays for each rule it meets.
+# A jaxpr that is built equation by equation must look like one of JAX's own.
 from jax._src.interpreters.partial_eval import (
-    DynamicJaxprTracer,
     convert_constvars_jaxpr,
-    dce_jaxpr as jax_dce_jaxpr,
-    dce_rules as dce_rules,
     make_jaxpr_effects,
     separate_consts,
-    trace_to_jaxpr_dynamic,
 )
-
-# The wrapper and the debug info that trace_to_jaxpr_dynamic takes. WrappedFun: derivative
-# rules are wrapped so in the parameters of an equation.
-from jax._src.linear_util import wrap_init
 
 # The markers in the parameters of a jit equation for shardings that are not specified.
 from jax._src.sharding_impls import UNSPECIFIED
+from jax.extend.linear_util import wrap_init
+
+# dce_jaxpr: drops dead code inside nested jaxprs and keeps effects; dce_rules has the
+# primitives of which it may drop a part. trace_to_jaxpr_dynamic: `jax.make_jaxpr` without the
+# cost of a jit wrapper (60 us a call instead of 180), which a rewriting pays for each rule it meets.
+from jax.interpreters.partial_eval import (
+    DynamicJaxprTracer,
+    dce_jaxpr as jax_dce_jaxpr,
+    dce_rules as dce_rules,
+    trace_to_jaxpr_dynamic,
+)
 
 from .avals import leaf_aval
 from .modes import mode_for

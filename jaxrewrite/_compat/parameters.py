@@ -7,11 +7,10 @@ from typing import Any
 
 import jax
 
-# The classes of the zero cotangents that a backward rule returns.
-from jax._src.ad_util import SymbolicZero, Zero
-
 # JAX's own check of a rule for `jax.custom_batching.custom_vmap`, with its own message.
 from jax._src.custom_batching import check_vmap_rule_trees as check_vmap_rule_trees
+from jax.custom_derivatives import SymbolicZero
+from jax.interpreters.ad import Zero, primitive_jvps
 
 from .types import (
     JAX_GE_0_11_0,
@@ -115,8 +114,6 @@ def differentiate(
     Zero tangents among the operands are those of `jax.custom_jvp`. Zero tangents of results
     have the same class.
     """
-    from jax._src.interpreters.ad import primitive_jvps
-
     with_zeros = [Zero(t.aval) if isinstance(t, SymbolicZero) else t for t in tangents]
     results, result_tangents = primitive_jvps[eqn.primitive](
         list(primals), with_zeros, **eqn.params

@@ -18,7 +18,6 @@ from jax._src.config import trace_context as jax_trace_context
 # name tells which trace that is. EvalTrace: nothing is being traced. DynamicJaxprTrace: a
 # jaxpr is being made (jit, scan, make_jaxpr). current_jaxpr_eqn_context: the `eqn.ctx` of
 # an equation that is made now.
-# Trace, TraceTag: wrappers of derivative rules hold them, of the trace that made the wrapper.
 from jax._src.core import EvalTrace, current_jaxpr_eqn_context, trace_ctx
 
 # Eager JAX compiles each primitive once for each set of parameters and keeps the result
@@ -33,16 +32,17 @@ from jax._src.dtypes import canonicalize_value
 # renamed.
 from jax._src.effects import JaxprInputEffect
 
-# dce_jaxpr: drops dead code inside nested jaxprs and keeps effects; dce_rules has the
-# primitives of which it may drop a part. make_jaxpr_effects, convert_constvars_jaxpr,
-# separate_consts: a jaxpr that is built equation by equation must look like one of JAX's
-# own. trace_to_jaxpr_dynamic: `jax.make_jaxpr` without the cost of a jit wrapper (60 us a
-# call instead of 180), which a rewriting pays for each rule it meets.
-from jax._src.interpreters.partial_eval import DynamicJaxprTrace, DynamicJaxprTracer
+# The trace that makes a jaxpr.
+from jax._src.interpreters.partial_eval import DynamicJaxprTrace
+
+# The mesh of `jax.set_mesh` is in the equations of jitted functions. `jax.sharding.get_mesh` tells
+# it outside of traces alone.
+from jax._src.mesh import get_concrete_mesh
 
 # The markers in the parameters of a jit equation for shardings that are not specified.
 from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
 from jax.errors import InconclusiveDimensionOperation
+from jax.interpreters.partial_eval import DynamicJaxprTracer
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .jaxprs import name_of, open_jaxpr
@@ -61,8 +61,11 @@ def call_rule(rule: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 def trace_context() -> tuple[Any, ...]:
-    """The settings of JAX that a staged program depends on; hashable."""
-    return jax_trace_context()
+    """The settings of JAX that a staged program depends on; hashable.
+
+    JAX puts the mesh of devices into equations, and has it in its keys beside these settings.
+    """
+    return (*jax_trace_context(), get_concrete_mesh())
 
 
 def nothing_is_traced() -> bool:

@@ -9,16 +9,10 @@ from typing import Any
 
 import jax.extend.core as jex_core
 
-# jit and the traces decide by the current trace what to do with an operation, and no public
-# name tells which trace that is. EvalTrace: nothing is being traced. DynamicJaxprTrace: a
-# jaxpr is being made (jit, scan, make_jaxpr). current_jaxpr_eqn_context: the `eqn.ctx` of
-# an equation that is made now.
-# Trace, TraceTag: wrappers of derivative rules hold them, of the trace that made the wrapper.
-from jax._src.core import Trace, TraceTag
-
-# The wrapper and the debug info that trace_to_jaxpr_dynamic takes. WrappedFun: derivative
-# rules are wrapped so in the parameters of an equation.
-from jax._src.linear_util import WrappedFun, wrap_init
+# Wrappers of derivative rules hold the trace that made them.
+from jax._src.core import Trace
+from jax.extend.core import TraceTag
+from jax.extend.linear_util import WrappedFun, wrap_init
 from jax.tree_util import tree_leaves
 
 from .types import ClosedJaxpr, Jaxpr, JaxprEqn, ShapedArray, Tracer
@@ -169,7 +163,12 @@ def _held(x: Any) -> list[Any]:
     if isinstance(x, functools.partial):
         return [x.func, *x.args, *x.keywords.values()]
     wrapped = getattr(x, "__wrapped__", None)
-    return tree_leaves(x) if wrapped is None else [wrapped]
+    if wrapped is not None:
+        return [wrapped]
+    # An object that is called may hold arrays in its attributes, as a closure does in its cells.
+    is_object = callable(x) and not isinstance(x, type)
+    attributes = getattr(x, "__dict__", {}).values() if is_object else ()
+    return [*tree_leaves(x), *attributes]
 
 
 def _captured(fn: Any) -> Mapping[str, Any]:

@@ -1120,3 +1120,16 @@ def test_a_rule_for_a_higher_order_primitive_comes_first(rules):
         return [answer(6)]
 
     assert applied(rules, jax.jit(jnp.negative), A(X)) == 6
+
+
+def test_parameters_that_are_zeros_of_two_signs_are_two(rules):
+    @rules.register("gather")
+    def _(v: A, indices, *, fill_value, **params):
+        return jnp.full(indices.shape[:-1], jnp.copysign(1.0, fill_value))
+
+    def lookup(v, number):
+        return v.at[jnp.array([9])].get(mode="fill", fill_value=number)
+
+    for number in (0.0, -0.0):
+        run = jaxrewrite.transform(lambda v, x=number: lookup(v, x), rules=rules)
+        assert run(A(X[0])) == np.copysign(1, number)

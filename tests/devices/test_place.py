@@ -563,3 +563,13 @@ def test_values_become_dense_whose_leaves_are_split_over_explicit_axes():
         with jax.set_mesh(mesh):
             got = materialise(treedef.unflatten([split, *rest]))
         np.testing.assert_array_equal(got, want)
+
+
+def test_a_program_is_of_the_mesh_around_it():
+    """The equations of jitted functions have it, of which the axes alone tell too little."""
+    meshes = [jax.make_mesh((2,), ("x",), devices=jax.devices()[i : i + 2]) for i in (0, 2)]
+    run = transform(lambda v: jnp.where(v > 0, v, 0.0).sum(), materialise="allow")
+    for mesh in meshes:
+        with jax.set_mesh(mesh):
+            total = run(Diagonal(jax.device_put(jnp.arange(4.0), NamedSharding(mesh, P()))))
+        assert total == 6 and total.devices() == {*mesh.devices.flat}

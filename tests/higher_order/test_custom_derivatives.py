@@ -1296,3 +1296,23 @@ def test_bounds_within_a_tuple_of_fields_are_of_the_function():
     assert type(got) is values.Interval
     np.testing.assert_allclose(got.lower[0, 0], jnp.sin(3.0), 1e-5)
     np.testing.assert_allclose(got.upper[0, 0], jnp.sin(2.0), 1e-5)
+
+
+def test_a_backward_rule_that_is_an_object_holds_arrays_of_the_function(no_leak_checks):
+    """As a closure has them in its cells, an object has them in its attributes."""
+
+    class Times:
+        def __init__(self, number):
+            self.number = number
+
+        def __call__(self, residuals, ct):
+            return (ct * self.number,)
+
+    def scaled(x, number):
+        doubled = jax.custom_vjp(lambda x: 2 * x)
+        doubled.defvjp(lambda x: (2 * x, None), Times(number))
+        return doubled(x).sum()
+
+    d, number = values.Diagonal(jnp.array([1.0, 2.0])), jnp.float32(3)
+    gradient = jax.grad(lambda d: allow(scaled)(d, number))(d)
+    np.testing.assert_array_equal(gradient.d, [3, 3])
