@@ -107,10 +107,7 @@ def read_signature(
         hints = read_hints(rule, name, namespace)
     else:
         given = _given_hints(annotations, name, parameters)
-        is_annotated = any(
-            p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty for p in parameters
-        )
-        hints = {**(read_hints(rule, name, namespace) if is_annotated else {}), **given}
+        hints = {**_keyword_hints(rule, parameters, namespace), **given}
 
     operands: list[tuple[Alternative, ...]] = []
     variadic = None
@@ -174,6 +171,17 @@ def read_hints(
         raise TypeError(
             f"The annotations of rule {name} can't be read: {error}."
         ) from error
+
+
+def _keyword_hints(rule: Any, parameters: Any, namespace: Any) -> Mapping[str, Any]:
+    """The annotations of keyword-only parameters: texts where a name in them does not exist."""
+    keywords = {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
+    alone = types.SimpleNamespace(__annotations__=keywords)
+    scope = {**getattr(written(rule), "__globals__", {}), **(namespace or {})}
+    try:
+        return typing.get_type_hints(alone, scope, include_extras=True)
+    except NameError:
+        return keywords
 
 
 def _given_hints(

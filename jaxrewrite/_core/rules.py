@@ -370,11 +370,7 @@ class Table:
 
     def _add(self, primitives: Sequence[Primitive], rule: Rule, twin: Rule | None) -> None:
         entries = list(self._entries(rule))
-        twins = [
-            Entry(twin, entry.types[::-1], entry.guards[::-1])
-            for entry in entries
-            if twin is not None
-        ]
+        twins = [Entry(twin, x.types[::-1], x.guards[::-1]) for x in entries if twin]
         with self._lock:
             for primitive in primitives:
                 for entry in entries:

@@ -512,7 +512,7 @@ def _ways(
                 order = tuple(range(len(avals)))
                 for _, paths, call in _callers(called, None, count, statics):
                     yield _Way(call, order, paths, (), moving)
-        return
+        # What is left of a derivative may be the function, as of one that is linear.
     for levels in _levels(avals, depth):
         for order, paths, call in _callers(called, names, len(avals), statics):
             yield _Way(call, order, paths, levels, ())

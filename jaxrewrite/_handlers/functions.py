@@ -45,7 +45,7 @@ _UNRECOGNISED = "it is for other static arguments, or another function"
 _OTHERS = "it is for other static arguments, or other operands"
 
 # How often `jax.vmap` may have acted on a call.
-_DEPTH = 2
+_DEPTH = 3
 
 
 def function_handler(site: Site, operands: list[Any]) -> Any:

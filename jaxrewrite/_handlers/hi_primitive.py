@@ -22,7 +22,7 @@ from .. import _compat
 from .._compat import Jaxpr, JaxprEqn
 from .._core.avals import is_annotation
 from .._core.bodies import rewrite_jaxpr
-from .._core.caches import WeakCaches
+from .._core.caches import bounded_cache
 from .._core.errors import MaterialisationError
 from .._core.rewrite import handlers
 from .._core.site import Site
@@ -74,25 +74,26 @@ def _is_of_bits(body: Jaxpr) -> bool:
     )
 
 
-# The expansion is kept with the object, because a jaxpr is rewritten once for each structure.
-_expansions = WeakCaches(64)
+# A jaxpr is rewritten once for each structure. An expansion refers to its object, by its derivative,
+# so that a cache that is kept with the object would never be freed.
+_expansions = bounded_cache(256)
 
 
 def _expansion(eqn: JaxprEqn) -> tuple[Jaxpr, list[Any]]:
     """The jaxpr of an equation's expansion, and its constants."""
     primitive = eqn.params["_prim"]
-    cache = _expansions.of(primitive)
     avals = [atom.aval for atom in eqn.invars]
     # Two objects may be equal and yet differ in the avals of operands and results.
-    key = (*avals, *(var.aval for var in eqn.outvars), eqn.ctx, _compat.trace_context())
-    expansion = cache.get(key)
+    results = (var.aval for var in eqn.outvars)
+    key = (primitive, *avals, *results, eqn.ctx, _compat.trace_context())
+    expansion = _expansions.get(key)
     if expansion is None:
         debug_info = _compat.new_debug_info(type(primitive).__name__)
         with eqn.ctx.manager:
             expansion = _compat.trace_program(_function(eqn), avals, debug_info)
         _, consts = expansion
         if not _compat.has_tracers(consts):
-            cache.put(key, expansion)
+            _expansions.put(key, expansion)
     return expansion
 
 

@@ -9,7 +9,7 @@ from .. import _compat
 from .._analyses.calls import Number, can_match, is_move
 from .._analyses.graph import Graph, Node, Ref
 from .._analyses.same import same_equation
-from .._compat import EqnContext, JaxprEqn
+from .._compat import JaxprEqn
 from ..primitives import COMMUTATIVE
 from .bodies import Body, Group, groups, is_empty_slices, is_hole_scan, same_scan
 from .view import (
@@ -58,6 +58,11 @@ class Embedding(NamedTuple):
     has_copies: bool
 
 
+def _context(eqn: JaxprEqn) -> Any:
+    """What the program tells the compiler of the part that an equation is in."""
+    return eqn.ctx.compute_type, eqn.ctx.xla_metadata
+
+
 class Search:
     """One search, with all assumptions so far, which may have to be taken back.
 
@@ -94,7 +99,7 @@ class Search:
         self._copies: dict[Any, Any] = {}
         self._trail: list[tuple[dict[Any, Any], Any, Any]] = []
         self._choices: list[tuple[Any, int, int]] = []
-        self._context: EqnContext | None = None
+        self._context: Any = None
 
     def run(
         self, node: int, location: Location, operands: Mapping[int, Any] | None = None
@@ -105,7 +110,7 @@ class Search:
         """
         self._operands.update(operands or {})
         # What is around an equation, such as `compute_on`, is around what takes its place.
-        self._context = location[0].eqn(location[1]).ctx
+        self._context = _context(location[0].eqn(location[1]))
         goals: Any = ("assign", node, location), None
         steps = 0
         while True:
@@ -229,7 +234,7 @@ class Search:
             key in self._assigned
             or len(eqn.invars) != len(node.operands)
             or not self._is_like(node, eqn)
-            or not (eqn.ctx is self._context or eqn.ctx == self._context)
+            or _context(eqn) != self._context
             or not can_match(eqn)
         ):
             if len(self._locations) >= self.nearest[0]:

@@ -1133,3 +1133,14 @@ def test_parameters_that_are_zeros_of_two_signs_are_two(rules):
     for number in (0.0, -0.0):
         run = jaxrewrite.transform(lambda v, x=number: lookup(v, x), rules=rules)
         assert run(A(X[0])) == np.copysign(1, number)
+
+
+def test_types_may_be_given_beside_annotations_that_do_not_exist_at_run_time(rules):
+    """Those of keyword-only parameters are for rules of functions alone."""
+
+    @rules.register("cumsum", types=(A,))
+    def _(v, *, axis: int, reverse: bool, primitive: "Primitive"):  # noqa: F821, UP037
+        return A(v.x + 1)
+
+    total = jaxrewrite.transform(lambda v: lax.cumsum(v), rules=rules)(A(X))
+    np.testing.assert_array_equal(total.x, X + 1)

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from jaxrewrite import Value
 from jaxrewrite.primitives import COMPARISON, DECREASING, INCREASING, UNARY
 
 from .._base import in_blocks
@@ -166,7 +167,10 @@ class Interval(Carrying):
 
     def join(self, other: Any) -> Any:
         """An array is an interval with equal bounds."""
-        return self, other if isinstance(other, Interval) else _bounded(other, other)
+        if isinstance(other, Interval):
+            return self, other
+        is_value = isinstance(other, Value)
+        return self, Interval(other, other) if is_value else _bounded(other, other)
 
 
 def _are_in_order(xp: Any, lower: Any, upper: Any) -> Any:

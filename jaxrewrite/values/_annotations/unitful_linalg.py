@@ -24,7 +24,7 @@ from .unitful import (
     units_of,
     with_units,
 )
-from .units import FreeUnits
+from .units import FreeUnits, UnitsError
 
 
 # The units of each result, as a power of those of the matrix.
@@ -116,9 +116,12 @@ def _of_matrix(x: Unitful, *, primitive: Any, **params: Any) -> Any:
 
 
 @register(jnp.linalg.lstsq)
-def _least_squares(
-    a: Unitful | ArrayLike, b: Unitful | ArrayLike, *tolerance: ArrayLike, primitive: Any
-) -> Any:
-    results = jaxrewrite.bind(primitive, array_of(a), array_of(b), *tolerance)
+def _least_squares(*operands: Unitful | ArrayLike, primitive: Any) -> Any:
+    a, b, *tolerance = operands
+    if any(map(units_of, tolerance)):
+        raise UnitsError(
+            f"lstsq needs an rcond without units; got {units_of(tolerance[0])}."
+        )
+    results = jaxrewrite.bind(primitive, *map(array_of, operands))
     units = (units_of(b) / units_of(a), units_of(b) ** 2, NO_UNITS, units_of(a))
     return list(map(with_units, units, results))

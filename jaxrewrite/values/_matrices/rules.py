@@ -129,11 +129,14 @@ def _(x: Matrix, y: ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any
 
 def _in_precision(precision: Any) -> AbstractContextManager[Any]:
     """Products of parts of matrices in the precision that a product of two has for both."""
-    first = precision[0] if isinstance(precision, tuple) else precision
-    if isinstance(first, lax.Precision):
-        return jax.default_matmul_precision(first.name.lower())
-    is_ready = isinstance(first, lax.DotAlgorithmPreset)
-    return jax.default_matmul_precision(first.name) if is_ready else nullcontext()
+    if isinstance(precision, tuple):  # One for each operand.
+        precision = max(precision, key=lambda x: x.value)
+    if isinstance(precision, lax.Precision):
+        return jax.default_matmul_precision(precision.name.lower())
+    is_named = isinstance(precision, lax.DotAlgorithmPreset)
+    if not is_named or precision == lax.DotAlgorithmPreset.DEFAULT:
+        return nullcontext()
+    return jax.default_matmul_precision(precision.name)
 
 
 # --- sums -------------------------------------------------------------------------------

@@ -2115,6 +2115,16 @@ def test_an_array_with_nan_joins_bounds_that_are_none():
     assert chosen.contains(y).all() and not jnp.isnan(chosen.lower).any()
 
 
+@pytest.mark.parametrize("other", [Diagonal(jnp.ones(3)), values.Constant(2.0, (3, 3))])
+def test_bounds_join_other_values(other):
+    bounds = Interval(jnp.zeros((3, 3)), jnp.ones((3, 3)))
+    choose = jax.jit(lambda p, x, y: lax.cond(p, lambda: x, lambda: y))
+    chosen = jaxrewrite.transform(choose, materialise="allow")(
+        jnp.array(True), other, bounds
+    )
+    assert type(chosen) is Interval and chosen.contains(other.materialise()).all()
+
+
 def test_in_the_total_order_something_is_above_infinity():
     x = Interval(jnp.float32(-jnp.inf), jnp.float32(jnp.inf))
     is_less = jaxrewrite.transform(

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 import jaxrewrite
-from jaxrewrite.values import Diagonal, Kronecker, Unitful, UnitsError
+from jaxrewrite.values import Diagonal, Kronecker, Unitful, Units, UnitsError
 
 
 RNG = np.random.default_rng(0)
@@ -198,3 +198,11 @@ def test_units_of_all_results_of_least_squares():
     x, residuals, rank, sizes = jaxrewrite.transform(jnp.linalg.lstsq)(a, b)
     assert [str(v.units) for v in (x, residuals, sizes)] == ["s m^-1", "s^2", "m"]
     assert rank == 2
+
+
+def test_a_tolerance_of_least_squares_has_no_units():
+    a = Unitful(jnp.arange(15.0).reshape(5, 3) % 7, "m")
+    b, solve = Unitful(jnp.arange(5.0), "s"), jaxrewrite.transform(jnp.linalg.lstsq)
+    assert solve(a, b, Unitful(jnp.float32(0.3), ""))[0].units == Units("s/m")
+    with pytest.raises(UnitsError, match="lstsq needs an rcond without units; got m"):
+        solve(a, b, Unitful(jnp.float32(0.3), "m"))

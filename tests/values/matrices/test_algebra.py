@@ -220,7 +220,10 @@ def test_circulant_matrices_of_integers_have_inverses_of_floats():
 
 
 @pytest.mark.parametrize(
-    "precision", ["highest", lax.Precision.HIGH, lax.DotAlgorithmPreset.F32_F32_F32]
+    "precision",
+    [
+        *("highest", lax.Precision.HIGH, lax.DotAlgorithmPreset.F32_F32_F32),
+    ],
 )
 def test_products_of_parts_have_the_precision_of_the_product(precision):
     of_two = lambda a, b: jnp.matmul(a, b, precision=precision)
@@ -231,3 +234,10 @@ def test_products_of_parts_have_the_precision_of_the_product(precision):
     )
     parts = told(lambda a: run(BlockDiagonal(a), BlockDiagonal(a)), entries)
     assert parts == told(of_two, entries, entries) != set()
+
+
+def test_products_of_two_by_the_default_algorithm():
+    of_two = lambda a, b: lax.dot(a, b, precision=lax.DotAlgorithmPreset.DEFAULT)
+    v = BlockDiagonal(jnp.arange(8.0).reshape(2, 2, 2))
+    product = jaxrewrite.transform(of_two, materialise="forbid")(v, v)
+    assert_same(product.materialise(), v.materialise() @ v.materialise(), 1e-6)

@@ -333,3 +333,20 @@ def test_what_is_no_number_has_no_pseudo_inverse(bulk):
     fn = lambda v: (jnp.linalg.pinv(v) @ Y, *jnp.linalg.lstsq(v, Y))
     for *of_arrays, rank, sizes in jax.jit(lambda vs: list(map(forbid(fn), vs)))(vs):
         assert all(np.isnan(x).all() for x in (*of_arrays, sizes)) and rank == 0
+
+
+DERIVATIVES = {
+    "columns": lambda v, b: jax.jacfwd(lambda b: jnp.linalg.lstsq(v, b)[0])(b),
+    "tangent": lambda v, b: jax.jvp(lambda b: jnp.linalg.lstsq(v, b)[0], (b,), (b,))[1],
+    "linear": lambda v, b: jax.linearize(lambda b: jnp.linalg.lstsq(v, b)[0], b)[0],
+    "mapped thrice": lambda v, b: jax.vmap(
+        jax.vmap(jax.vmap(lambda b: jnp.linalg.lstsq(v, b)[0]))
+    )(jnp.ones((1, 2, 1, 1)) * b),
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_a_derivative_of_which_the_function_is_left_is_that_function(name, bulk):
+    v, b = MATRICES["circulant"](), Y[:, 0]
+    program = DERIVATIVES[name]
+    assert_same(forbid(program)(v, b), program(v.materialise(), b), 1e-9)
