@@ -65,7 +65,7 @@ def trace_context() -> tuple[Any, ...]:
 
     JAX puts the mesh of devices into equations, and has it in its keys beside these settings.
     """
-    return (*jax_trace_context(), get_concrete_mesh())
+    return jax_trace_context(), get_concrete_mesh()
 
 
 def nothing_is_traced() -> bool:

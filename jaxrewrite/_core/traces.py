@@ -172,9 +172,9 @@ class Rewriting:
     def by_rule(self, site: Site, operands: Sequence[Operand], flat: Flat) -> RuleResult:
         """The result of the first rule that applies to an equation."""
         primitive, params = site.primitive, site.params
-        # By their texts, 0.0 and -0.0 differ.
-        exact = ((k, repr(x) if isinstance(x, float) else x) for k, x in params.items())
-        key = ("rule", primitive, *exact, *flat.structure)
+        key = ("rule", primitive, *params.items(), *flat.structure)
+        if float in map(type, params.values()):  # By their texts, 0.0 and -0.0 differ.
+            key += tuple(repr(x) for x in params.values() if type(x) is float)
         if primitive in self.primitives_with_literals:
             for find in numbers:
                 operands = find(site.builder.analysis, site.eqn, operands)
