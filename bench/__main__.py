@@ -125,11 +125,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     versions = suite.environment(
         start.load, any("machine" in measured for measured in environments.values())
     )
-    print(", ".join(f"{name} {version}" for name, version in versions.items()))
+    print(suite.described(versions))
     if not given.parts and not given.full:
         print(f"More: python -m bench {' '.join(name for name in PARTS if name != MAIN)}")
     if earlier is not None:
-        print(f"\nAgainst {', '.join(f'{k} {v}' for k, v in earlier[0].items())}:\n")
+        print(f"\nAgainst {suite.described(earlier[0])}:\n")
         print(report.against(earlier[1], results))
     if given.json:
         suite.save(given.json, options, versions, results)

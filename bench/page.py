@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from . import report
-from .suite import Measurement, Part
+from .suite import Measurement, Part, described
 
 
 HEAD = """\
@@ -70,8 +70,7 @@ def write(
 
 
 def _legend(environment: Mapping[str, str]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in environment.items())
-    return TABLE.format(environment=versions)
+    return TABLE.format(environment=described(environment))
 
 
 def _sentences(part: Part, results: Sequence[Measurement]) -> list[str]:

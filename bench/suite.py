@@ -160,6 +160,10 @@ def environment(load_at_start: float, is_busy: bool) -> dict[str, str]:
     }
 
 
+def described(environment: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in environment.items())
+
+
 def save(
     file: str,
     options: Options,

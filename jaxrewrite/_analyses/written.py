@@ -248,9 +248,8 @@ def _of_the_first(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
 def _gather(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
     if eqn.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         return [facts[0]]
-    if (
-        facts[0] == UNKNOWN
-    ):  # Keys of random numbers have no fact, and no number of their dtype.
+    # Keys of random numbers have no fact, and no number of their dtype.
+    if facts[0] == UNKNOWN:
         return [UNKNOWN]
     beyond = filled(eqn.params["fill_value"], _dtype_of(eqn.outvars[0]))
     return [either(facts[0], beyond)]

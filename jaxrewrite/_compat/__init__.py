@@ -112,6 +112,7 @@ from .running import (
     is_jitted as is_jitted,
     is_plain_jit as is_plain_jit,
     jit_is_disabled as jit_is_disabled,
+    key_of as key_of,
     known_to_current_trace as known_to_current_trace,
     makes_jaxpr as makes_jaxpr,
     nothing_is_traced as nothing_is_traced,

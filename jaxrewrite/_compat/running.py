@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -66,6 +66,14 @@ def trace_context() -> tuple[Any, ...]:
     JAX puts the mesh of devices into equations, and has it in its keys beside these settings.
     """
     return jax_trace_context(), get_concrete_mesh()
+
+
+def key_of(params: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The part of a key that stands for the parameters of an equation; hashable if they are.
+
+    JAX's own keys take 0.0 for -0.0, which have other texts.
+    """
+    return *params.items(), *(repr(x) for x in params.values() if isinstance(x, float))
 
 
 def nothing_is_traced() -> bool:

@@ -360,7 +360,7 @@ def _by_default(site: Site, operands: Sequence[Operand]) -> Results:
         return _compat.call_rule(default, primitive, args, dict(params))
 
     check = functools.partial(checked_results, site, f"{owner.__name__}.default")
-    key = (default, primitive, *params.items())
+    key = (default, primitive, *_compat.key_of(params))
     return site.call(apply_default, key, operands, check)
 
 

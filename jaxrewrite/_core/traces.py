@@ -172,9 +172,7 @@ class Rewriting:
     def by_rule(self, site: Site, operands: Sequence[Operand], flat: Flat) -> RuleResult:
         """The result of the first rule that applies to an equation."""
         primitive, params = site.primitive, site.params
-        key = ("rule", primitive, *params.items(), *flat.structure)
-        if float in map(type, params.values()):  # By their texts, 0.0 and -0.0 differ.
-            key += tuple(repr(x) for x in params.values() if type(x) is float)
+        key = ("rule", primitive, *_compat.key_of(params), *flat.structure)
         if primitive in self.primitives_with_literals:
             for find in numbers:
                 operands = find(site.builder.analysis, site.eqn, operands)
@@ -262,8 +260,7 @@ class Rewriting:
         """
         if isinstance(self.settings.policy, str):
             return self.settings
-        operands = flat.rebuilt(flat.avals)
-        hands_on = any(map(is_annotation, operands))
+        hands_on = any(map(is_annotation, flat.rebuilt(flat.avals)))
         return self.settings if hands_on else self.settings._replace(policy="allow")
 
     def _trace(

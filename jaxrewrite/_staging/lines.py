@@ -81,7 +81,7 @@ def _as_one(run: Sequence[Step], needed: set[Var]) -> Step:
 
     for eqn in eqns:
         operands = tuple(map(number, eqn.invars))
-        described.append((eqn.primitive, *eqn.params.items(), operands))
+        described.append((eqn.primitive, *_compat.key_of(eqn.params), operands))
         for var in eqn.outvars:
             numbers[var] = len(numbers)
     produced = [var for eqn in eqns for var in eqn.outvars if var in needed]

@@ -7,7 +7,7 @@ import functools
 import inspect
 import pickle
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import (
     Any,
     Concatenate,
@@ -248,24 +248,28 @@ def bind(
     Array([2., 2.], dtype=float32)
     """
     primitive = look_up_primitive(primitive)
-    key = tuple(params.items())
+    return transform(_binder(primitive, params))(*operands)
+
+
+_binders = bounded_cache(1024)
+
+
+def _binder(primitive: Primitive, params: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function that applies a primitive, kept so that its programs are."""
+    key = primitive, *_compat.key_of(params)
     try:
-        # Two "hi" primitives may be equal objects and yet have different avals.
-        is_hi = primitive.name == "call_hi_primitive"
-        apply = (
-            inspect.unwrap(_binder)(primitive, key) if is_hi else _binder(primitive, key)
-        )
+        apply: Any = _binders.get(key)
     except TypeError:  # The parameters are not hashable.
-        apply = inspect.unwrap(_binder)(primitive, key)
-    return transform(apply)(*operands)
+        return _new_binder(primitive, params)
+    # Two "hi" primitives may be equal objects and yet have different avals.
+    if apply is None or primitive.name == "call_hi_primitive":
+        apply = _new_binder(primitive, params)
+        _binders.put(key, apply)
+    return apply
 
 
-@cached(1024)
-def _binder(
-    primitive: Primitive, params: tuple[tuple[str, Any], ...]
-) -> Callable[..., Any]:
-    all_params = checked(primitive, dict(params))
-
+def _new_binder(primitive: Primitive, params: Mapping[str, Any]) -> Callable[..., Any]:
+    all_params = checked(primitive, params)
     has_bodies = any(True for _ in jaxprs_in_params(all_params))
 
     def apply(*operands: jax.Array) -> Any:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import AbstractDtype, Array, Bool, Float, Shaped
 
 from .._patterns.rules import Rules
+from ._stable import widened
 
 
 class Narrow(AbstractDtype):
@@ -271,10 +272,7 @@ def _register_layout(
     def attention(q, k, v, *more, upcast):
         of = dict(zip(names, more, strict=True))
         if scaling == "over":
-            scale = of["scale"]
-            of["scale"] = 1 / (
-                scale.astype(jnp.float32) if scale.dtype.itemsize < 4 else scale
-            )
+            of["scale"] = 1 / widened(of["scale"])
         return attend(q, k, v, **of)
 
     parts = {
@@ -285,13 +283,12 @@ def _register_layout(
     }
     name = "_".join(["attention", *(part for part, is_there in parts.items() if is_there)])
     attention.__name__ = attention.__qualname__ = name
-    positional, keyword = (
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.KEYWORD_ONLY,
-    )
     parameters = [
-        *(inspect.Parameter(name, positional) for name in types),
-        inspect.Parameter("upcast", keyword),
+        *(
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            for name in types
+        ),
+        inspect.Parameter("upcast", inspect.Parameter.KEYWORD_ONLY),
     ]
     attention.__annotations__, before.__annotations__ = types, {"upcast": bool}
     for fn in (before, attention):

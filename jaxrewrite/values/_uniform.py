@@ -484,9 +484,8 @@ def _(v: Constant, w: Constant, *, dimension_numbers: Any, **params: Any) -> Any
     dtype = params["preferred_element_type"] or jnp.result_type(v.dtype, w.dtype)
     sizes = dict(zip((*vs, *ws), (*v.shape, *w.shape), strict=True))
     count = np.prod([n for label, n in sizes.items() if label not in out], dtype=np.int64)
-    both = transform(
-        lambda a, b: a.astype(dtype_of_sums(dtype)) * b.astype(dtype_of_sums(dtype))
-    )
+    wide = dtype_of_sums(dtype)
+    both = transform(lambda a, b: a.astype(wide) * b.astype(wide))
     number = _times(both(v.number(), w.number()), int(count))
     return repeated(in_dtype(number, dtype), tuple(sizes[label] for label in out))
 
@@ -507,10 +506,8 @@ def _(
         return jnp.zeros(shape, dtype)
 
     def spread(x: Any, number: Any) -> Any:
-        summed = total(x.astype(dtype_of_sums(dtype)), axes) * number.astype(
-            dtype_of_sums(dtype)
-        )
-        summed = summed.astype(dtype)
+        wide = dtype_of_sums(dtype)
+        summed = (total(x.astype(wide), axes) * number.astype(wide)).astype(dtype)
         moved = transpose(summed, tuple(label for label in xs if label in out), kept)
         return lax.broadcast_in_dim(moved, shape, [out.index(label) for label in kept])
 

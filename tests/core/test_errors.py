@@ -89,7 +89,8 @@ def test_rules_with_the_wrong_number_of_results():
         transform(lambda v: jax.lax.sort((v, X)), rules=rules)(Plain(X))
 
 
-def test_a_rule_that_raises():
+def raised_by_a_rule(fn):
+    """What a rule raises in a program."""
     rules = jaxrewrite.Rules()
 
     @rules.register("neg")
@@ -97,28 +98,22 @@ def test_a_rule_that_raises():
         raise KeyError("inside")
 
     with pytest.raises(KeyError) as caught:
-        transform(negated, rules=rules)(Plain(X))
+        transform(fn, rules=rules)(Plain(X))
+    return caught
+
+
+def test_a_rule_that_raises():
+    caught = raised_by_a_rule(negated)
     for part in ("bad_rule", "'neg'", "Plain:f32[3]", LINE):
         assert part in said(caught)
 
 
 def test_a_traceback_has_the_frames_of_the_user():
-    rules = jaxrewrite.Rules()
-
-    @rules.register("neg")
-    def bad_rule(v: Plain):
-        raise KeyError("inside")
-
-    with pytest.raises(KeyError) as caught:
-        transform(jax.jit(negated), rules=rules)(Plain(X))
-    ours = [
-        frame.path.name
-        for frame in caught.traceback
-        if frame.path.parts[-3] == "jaxrewrite"
-    ]
+    frames = raised_by_a_rule(jax.jit(negated)).traceback
+    ours = [frame.path.name for frame in frames if frame.path.parts[-3] == "jaxrewrite"]
     assert set(ours) == {"transform.py"}
-    names = [frame.name for frame in caught.traceback]
-    assert names[0] == "test_a_traceback_has_the_frames_of_the_user"
+    names = [frame.name for frame in frames]
+    assert names[0] == "raised_by_a_rule"
     assert names[-1] == "bad_rule"
 
 

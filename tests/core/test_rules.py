@@ -1144,3 +1144,20 @@ def test_types_may_be_given_beside_annotations_that_do_not_exist_at_run_time(rul
 
     total = jaxrewrite.transform(lambda v: lax.cumsum(v), rules=rules)(A(X))
     np.testing.assert_array_equal(total.x, X + 1)
+
+
+class Asking(A):
+    """Its default has the parameters of the primitive, and so may `jaxrewrite.bind`."""
+
+    def default(primitive, values, params):
+        (v, indices) = values
+        return jaxrewrite.bind(primitive, v.x, indices, **params)
+
+
+def test_a_default_and_bind_tell_zeros_of_two_signs_apart():
+    def lookups(v):
+        row = jnp.array([9])
+        return [v.at[row].get(mode="fill", fill_value=number) for number in (0.0, -0.0)]
+
+    found = jax.jit(jaxrewrite.transform(lookups))(Asking(X[0]))
+    assert [bool(jnp.signbit(x[0])) for x in found] == [False, True]

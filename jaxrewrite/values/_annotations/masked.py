@@ -585,7 +585,7 @@ def _numbers(flags: Any) -> Any:
 def _move(x: Masked, *starts: Any, primitive: Any, **params: Any) -> Any:
     array, mask = (primitive.bind(part, *starts, **params) for part in (x.array, x.mask))
     if primitive.multiple_results:
-        return list(map(Masked, array, mask))
+        return [Masked(*parts, x.terms) for parts in zip(array, mask, strict=True)]
     return Masked(array, mask, x.terms)
 
 
@@ -604,7 +604,7 @@ def _gather(x: Masked, indices: Any, *, primitive: Any, **params: Any) -> Any:
     hidden = {"fill_value": 1} if is_missing else {}
     array = primitive.bind(x.array, indices, **params | hidden)
     mask = primitive.bind(x.mask, indices, **params | {"fill_value": is_missing})
-    return Masked(array, mask)
+    return Masked(array, mask, x.terms)
 
 
 @annotation_rule(Masked, "dynamic_update_slice")

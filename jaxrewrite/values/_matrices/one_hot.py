@@ -50,9 +50,8 @@ class Rows(Matrix):
         r"""The entries, of shape (\*batch, n)."""
 
     def materialise(self) -> Any:
-        dense = zero_unless(
-            is_class(self.columns(), self.classes), self.weights()[..., None]
-        )
+        there = is_class(self.columns(), self.classes)
+        dense = zero_unless(there, self.weights()[..., None])
         return dense if self.axis == -1 else jnp.swapaxes(dense, -2, -1)
 
     def transposed(self) -> Any:
@@ -340,9 +339,8 @@ def _scattered(x: Any, columns: Any, classes: int, axis: int) -> Any:
 
     wide = promoted(x.dtype, jnp.float32 if inexact(x) else jnp.int32)
     rows = jnp.moveaxis(x, axis, batch).astype(wide)
-    return jnp.moveaxis(over_batch(add_up, batch)(columns, rows), batch, axis).astype(
-        x.dtype
-    )
+    sums = over_batch(add_up, batch)(columns, rows)
+    return jnp.moveaxis(sums, batch, axis).astype(x.dtype)
 
 
 @register("reduce_sum")

@@ -405,17 +405,14 @@ class Sparse(Matrix):
         batch = len(self.batch)
         more = nse - self.data.shape[-1]
 
-        def padded(x: Any, fill: int) -> Any:
-            return jnp.pad(
-                x,
-                [(0, more if i == batch else 0) for i in range(x.ndim)],
-                constant_values=fill,
-            )
+        def padded(x: Any, number: Any) -> Any:
+            shape = (*x.shape[:batch], more, *x.shape[batch + 1 :])
+            padding = jnp.broadcast_to(jnp.asarray(number, x.dtype), shape)
+            return jnp.concatenate([x, padding], batch)
 
         # An index as large as the size is that of padding.
-        indices = padded(self.indices, max(self.sizes))
         ends = self.sizes if self.indptr is None else max(self.sizes)
-        padded_indices = [jnp.minimum(indices, jnp.asarray(ends, indices.dtype))]
+        padded_indices = [padded(self.indices, ends)]
         if self.indptr is not None:
             padded_indices.append(self.indptr)
         treedef = jax.tree.structure(self)

@@ -2136,7 +2136,13 @@ def test_in_the_total_order_something_is_above_infinity():
 def test_a_slice_of_a_sum_remembers_its_terms():
     """A mean would count what is missing, also of a part that is cut out."""
     x = Masked(jnp.ones((4, 3)), jnp.zeros((4, 3), bool).at[0].set(True))
-    for cut in (lambda x: x[1:2], lambda x: lax.dynamic_slice(x, (1,), (1,))):
+    cuts = [
+        lambda x: x[1:2],
+        lambda x: lax.dynamic_slice(x, (1,), (1,)),
+        lambda x: jnp.split(x, 3)[1],
+        lambda x: x[jnp.array([1])],
+    ]
+    for cut in cuts:
         with pytest.raises(TypeError, match="as jnp.mean does"):
             jaxrewrite.transform(lambda x, cut=cut: cut(x.sum(0)) / 4)(x)
 
