@@ -256,13 +256,15 @@ _binders = bounded_cache(1024)
 
 def _binder(primitive: Primitive, params: Mapping[str, Any]) -> Callable[..., Any]:
     """The function that applies a primitive, kept so that its programs are."""
+    # Two "hi" primitives may be equal objects and yet have different avals.
+    if primitive.name == "call_hi_primitive":
+        return _new_binder(primitive, params)
     key = primitive, *_compat.key_of(params)
     try:
         apply: Any = _binders.get(key)
     except TypeError:  # The parameters are not hashable.
         return _new_binder(primitive, params)
-    # Two "hi" primitives may be equal objects and yet have different avals.
-    if apply is None or primitive.name == "call_hi_primitive":
+    if apply is None:
         apply = _new_binder(primitive, params)
         _binders.put(key, apply)
     return apply
