@@ -1,4 +1,4 @@
-"""Calls that patterns look through, and equations that are never part of a match."""
+"""Calls, through which analyses and patterns look, and equations that are never part of a match."""
 
 from __future__ import annotations
 
@@ -11,20 +11,28 @@ from .. import _compat
 from .._compat import Jaxpr, JaxprEqn, Literal
 
 
-# Calls that do nothing but call.
-CALLS = {"jit", "closed_call", "core_call", "eval_jaxpr"}
+# The primitives that call one jaxpr, once, on their operands: those that do nothing else, those
+# whose results are that jaxpr's own, and those that have a derivative rule of a user beside it.
+CALLS = frozenset({"jit", "closed_call", "core_call", "eval_jaxpr"})
+PLAIN_CALLS = CALLS | {"remat2"}
+CALLS_WITH_A_RULE = frozenset({"custom_jvp_call", "custom_vjp_call"})
+ALL_CALLS = PLAIN_CALLS | CALLS_WITH_A_RULE
+
+
+def called(eqn: JaxprEqn) -> Any:
+    """The jaxpr of a call, which may be closed."""
+    return eqn.params[_compat.body_name(eqn.primitive)]
 
 
 def body_of(eqn: JaxprEqn) -> Jaxpr | None:
     """The jaxpr of a call that a match may cross, or ``None`` for any other equation."""
     if eqn.primitive.name not in CALLS or eqn.effects:
         return None
-    params = eqn.params
     if eqn.primitive.name == "jit" and (
-        any(params["donated_invars"]) or not _compat.is_unplaced(params)
+        any(eqn.params["donated_invars"]) or not _compat.is_unplaced(eqn.params)
     ):
         return None
-    return _compat.without_constants(params[_compat.body_name(eqn.primitive)])
+    return _compat.without_constants(called(eqn))
 
 
 # Primitives that must stay where they are, and primitives that say something about one array,

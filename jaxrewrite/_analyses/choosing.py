@@ -15,7 +15,8 @@ from .._compat import Jaxpr, Var
 from .._core.hooks import Analysis, OperandsHook, register_operands_hook
 from .._core.value import is_value
 from .adopting import is_inexact
-from .written import CALLS, Fact, Written
+from .calls import ALL_CALLS, called
+from .written import Fact, Written
 
 
 class Choosing(OperandsHook):
@@ -61,8 +62,8 @@ def _chooses(jaxpr: Jaxpr, number: Var) -> bool:
             same.update(eqn.outvars)
         elif name == "cond" and at[0] == 0:
             return True
-        elif name in CALLS:
-            inner, consts = _compat.open_jaxpr(eqn.params[CALLS[name]])
+        elif name in ALL_CALLS:
+            inner, consts = _compat.open_jaxpr(called(eqn))
             if any(_chooses(inner, inner.invars[len(consts) + i]) for i in at):
                 return True
     return False

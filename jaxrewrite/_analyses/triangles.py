@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from .. import _compat
 from .._compat import JaxprEqn, Literal, Var
+from .calls import ALL_CALLS, called
 from .growing import Producers
-from .written import CALLS, Written
+from .written import Written
 
 
 class Triangle(NamedTuple):
@@ -64,7 +65,7 @@ class Triangles:
         name = eqn.primitive.name
         if name in _COMPARISONS:
             return self._compared(eqn)
-        if name in CALLS:
+        if name in ALL_CALLS:
             return self._called(eqn, atom)
         inner = self(eqn.invars[0]) if name in ("not", "broadcast_in_dim", "copy") else None
         if inner is None:
@@ -118,7 +119,7 @@ class Triangles:
         return index._replace(offset=index.offset + number)
 
     def _called(self, eqn: JaxprEqn, atom: Any) -> Triangle | None:
-        jaxpr, consts = _compat.open_jaxpr(eqn.params[CALLS[eqn.primitive.name]])
+        jaxpr, consts = _compat.open_jaxpr(called(eqn))
         invars = jaxpr.invars[len(consts) :]
         if len(invars) != len(eqn.invars):
             return None

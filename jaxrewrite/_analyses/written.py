@@ -21,6 +21,7 @@ from jax import lax
 from .. import _compat
 from .._compat import Jaxpr, JaxprEqn, Literal, Var
 from .._core.caches import WeakCaches
+from .calls import CALLS_WITH_A_RULE, PLAIN_CALLS, called
 from .growing import Growing
 
 
@@ -394,18 +395,12 @@ def _zero_of_zeros(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
 # --- calls, branches and loops ------------------------------------------------------
 
 
-# The primitives that call one jaxpr on their operands, and the parameter that holds it.
-_PLAIN_CALLS = {"jit": "jaxpr", "remat2": "jaxpr"}
-_CALLS_WITH_A_RULE = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
-CALLS = _PLAIN_CALLS | _CALLS_WITH_A_RULE
-
-
-@transfer(*_PLAIN_CALLS)
+@transfer(*PLAIN_CALLS)
 def _called(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
-    return results_of(eqn.params[CALLS[eqn.primitive.name]], facts)
+    return results_of(called(eqn), facts)
 
 
-@transfer(*_CALLS_WITH_A_RULE)
+@transfer(*CALLS_WITH_A_RULE)
 def _with_a_rule(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
     """The rule may give a tangent to what the function fills, if an operand has one."""
     results = _called(eqn, facts)

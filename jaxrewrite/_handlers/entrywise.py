@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from .. import _compat, primitives
+from .._analyses.calls import PLAIN_CALLS, called
 from .._compat import AnyJaxpr, Atom, JaxprEqn, Literal
 from .._core.avals import avals_of
 
@@ -45,9 +46,6 @@ class Dependence(NamedTuple):
 
 _NUMBER: frozenset[Any] = frozenset()
 ZERO, FIXED = Dependence(Kind.ZERO, beside=_NUMBER), Dependence(Kind.FIXED)
-
-# The primitives that call a jaxpr once, on their operands.
-_CALLS = frozenset({"jit", "closed_call", "eval_jaxpr", "remat2"})
 
 _IDENTITIES = frozenset(primitives.IDENTITY)
 _ENTRYWISE = frozenset(
@@ -92,9 +90,8 @@ def _of_equation(eqn: JaxprEqn, operands: list[Dependence]) -> list[Dependence]:
     name = eqn.primitive.name
     if not eqn.outvars:  # It has an effect, such as printing.
         return []
-    if name in _CALLS:
-        body = eqn.params[_compat.body_name(eqn.primitive)]
-        inner, consts = _compat.open_jaxpr(body)
+    if name in PLAIN_CALLS:
+        inner, consts = _compat.open_jaxpr(called(eqn))
         return dependences(inner, [FIXED] * len(consts) + operands)
     if name in _IDENTITIES:
         return operands  # Each result is the operand at its position.

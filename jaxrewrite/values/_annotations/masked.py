@@ -418,7 +418,6 @@ _NEUTRAL: dict[str, Callable[[Any], Any]] = {
     "cummin": highest,
     "pmax": lowest,
     "pmin": highest,
-    "cumlogsumexp": lowest,
 }
 
 
@@ -484,6 +483,16 @@ def _reduce_to_index(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> 
 @annotation_rule(Masked, *(name for name in _NEUTRAL if name.startswith("cum")))
 def _cumulate(x: Masked, *, primitive: Any, **params: Any) -> Any:
     return _finite(_without(x, primitive, params), x.mask)
+
+
+@annotation_rule(Masked, "cumlogsumexp")
+def _cumulate_exponentials(x: Masked, *, primitive: Any, **params: Any) -> Any:
+    """Forward derivatives of this primitive are NaN after two neighbours that are -inf."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return _finite(primitive.bind(x.filled(-jnp.inf), **params), x.mask)
+    result = primitive.bind(x.filled(jnp.finfo(x.dtype).min), **params)
+    is_nothing = lax.cummax(x.filled(-jnp.inf), **params) == -jnp.inf
+    return _finite(jnp.where(is_nothing, -jnp.inf, result), x.mask)
 
 
 @annotation_rule(Masked, "sort")

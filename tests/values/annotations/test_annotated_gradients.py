@@ -67,6 +67,18 @@ _doubled_and_summed.defvjp(
 )
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_sums_of_exponentials_have_tangents_beside_missing_neighbours(reverse):
+    mask = jnp.array([True, True, False, False, True, True, False, True])
+    array = jnp.array([1.0, 2.0, -jnp.inf, 0.5, 1.0, 2.0, 3.0, 4.0])
+    fn = lambda x: lax.cumlogsumexp(x, axis=0, reverse=reverse)
+    get = lambda x: forbid(fn)(Masked(x, mask)).array[~mask]
+    found, tangent = jax.jvp(get, (array,), (jnp.ones(8).at[2].set(0),))
+    np.testing.assert_allclose(found, fn(array[~mask]), rtol=1e-6)
+    finite = np.isfinite(found)
+    np.testing.assert_allclose(tangent[finite], 1, rtol=1e-6)
+
+
 def test_a_backward_rule_gives_missing_entries_no_gradient():
     """The rule spreads the cotangent of a sum over all rows, and knows of no mask."""
 
