@@ -38,6 +38,7 @@ from .._staging.transform import (
 )
 from . import costs
 from .report import Body, Declined, MadeDense, Report, RuleInfo, Step
+from .text import with_short_location
 
 
 def explain(
@@ -346,7 +347,8 @@ def _made_dense(became_dense: RecordedDense, record: Record) -> MadeDense:
         rules = dict.fromkeys(x.rule for x in record.declined)
         of_user = [x for x in rules if isinstance(x, Rule) and not is_of_a_library(x)]
         if of_user:
-            why = f"{why} answers; {', '.join(info_of(x).name for x in of_user)} declined"
+            declined = (with_short_location(info_of(x)) for x in of_user)
+            why = f"{why} answers; {', '.join(declined)} declined"
     return MadeDense(cls.__name__, _compat.short(aval), costs.bytes_of(aval), why, repair)
 
 

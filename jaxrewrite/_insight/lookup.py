@@ -29,7 +29,7 @@ from .._patterns.rules import patterns_of
 from .._signatures import checked, known
 from .explain import concerns, explain, info_of, info_of_default, missing_rule
 from .report import MadeDense, RuleInfo
-from .text import table
+from .text import located, table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +196,7 @@ def type_name(annotated: Any) -> str:
 
 
 def with_location(rule: RuleInfo) -> str:
-    return f"{rule.name} ({rule.file}:{rule.line})" if rule.file else rule.name
+    return located(rule, rule.file)
 
 
 # --- which rule would answer ------------------------------------------------------------

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .text import amount, chosen, decided, totals
+from .text import amount, chosen, decided, totals, with_short_location
 
 
 if TYPE_CHECKING:  # It loads this module where it is shown.
@@ -57,7 +57,10 @@ def _step(step: Step) -> str:
     inside = [
         *([_note(chosen(step.choice))] if step.choice is not None else []),
         *([_note(f"changed by {makers}")] if makers else []),
-        *(_note(f"declined: {d.rule.name}, {d.why}") for d in step.declined),
+        *(
+            _note(f"declined: {with_short_location(d.rule)}, {d.why}")
+            for d in step.declined
+        ),
         *map(_note, step.joined),
         *map(_step, step.inner),
     ]

@@ -135,8 +135,15 @@ def _time(seconds: float) -> str:
 
 
 def with_short_location(rule: RuleInfo) -> str:
-    where = f" ({os.path.basename(rule.file)}:{rule.line})" if rule.file else ""
-    return rule.name + where
+    return located(rule, os.path.basename(rule.file))
+
+
+def located(rule: RuleInfo, file: str) -> str:
+    """The name of a rule, and its place in a file. Many rules are called ``_``, which tells nothing."""
+    if not file:
+        return rule.name
+    place = f"{file}:{rule.line}"
+    return place if rule.name.split(".")[-1] == "_" else f"{rule.name} ({place})"
 
 
 def _ratio(pair: tuple[float, float]) -> str:

@@ -117,7 +117,9 @@ def test_rules_that_declined_and_what_became_dense():
     assert step is sin or step == sin
     assert (made.type, made.aval, made.bytes) == ("Shift", "f32[3]", 12)
     assert made.repair == '@jaxrewrite.register("sin")\ndef _(x: Shift, **params): ...'
-    assert made.why == "No rule for primitive 'sin' on Shift answers; never declined"
+    line = never.__code__.co_firstlineno
+    found = f"never (test_explain.py:{line}) declined"
+    assert made.why == f"No rule for primitive 'sin' on Shift answers; {found}"
 
 
 def test_guards_that_do_not_hold():

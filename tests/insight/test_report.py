@@ -3,6 +3,8 @@
 import dataclasses
 import html.parser
 
+import pytest
+
 from jaxrewrite import Report
 from jaxrewrite._insight.plot import by_line
 from jaxrewrite._insight.report import Body, Declined, MadeDense, RuleInfo, Step
@@ -103,6 +105,14 @@ REPORT = Report(
     9,
     ("Fuse",),
 )
+
+
+@pytest.mark.parametrize("name", ["_", "made.<locals>._"])
+def test_a_rule_without_a_name_is_shown_by_its_place(name):
+    rule = RuleInfo(name, "/there/lora.py", 12)
+    report = dataclasses.replace(REPORT, tree=(dataclasses.replace(MATCH, rule=rule),))
+    assert f"{MATCH.decision} lora.py:12" in str(report)
+    assert " lora.py:12" in report._repr_html_()
 
 
 TEXT = """\
