@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
+import jaxrewrite
+
 from ._culprits import Culprits
 from ._oracle import (
     MODES,
@@ -18,6 +20,7 @@ from ._oracle import (
     difference,
     difference_by,
     difference_in_type,
+    greatest,
     on_arrays,
     on_values,
     stacked_leaves,
@@ -121,7 +124,10 @@ def compare(
         results = _results(staged_programs)
         implicit, dense = ({name: results[name, i] for name in ready} for i in (0, 1))
     for name in ready:
-        outcomes[name] = _outcome(implicit[name], dense[name], tolerance, mode, are_finite)
+        least = _least(programs[name].operands)
+        outcomes[name] = _outcome(
+            implicit[name], dense[name], tolerance, mode, are_finite, least
+        )
     if culprits is not None:
         for name, outcome in outcomes.items():
             if outcome.why and not outcome.is_skipped:
@@ -131,14 +137,25 @@ def compare(
     return outcomes
 
 
+def _least(operands: Sequence[Any]) -> float:
+    """The least scale of a result: 1, or the numbers of the operand that has the smallest."""
+    arrays = map(jaxrewrite.materialise, operands)
+    return min(filter(None, [1.0, *map(greatest, arrays)]))
+
+
 def _outcome(
-    implicit: Any, dense: Any, tolerance: float | None, mode: str, are_finite: bool
+    implicit: Any,
+    dense: Any,
+    tolerance: float | None,
+    mode: str,
+    are_finite: bool,
+    least: float,
 ) -> Outcome:
     if isinstance(dense, Exception):
         return _dense_raises(dense)
     if isinstance(implicit, Exception):
         return Outcome(error_summary(implicit), implicit)
-    return Outcome(difference(implicit, dense, tolerance, mode, are_finite) or "")
+    return Outcome(difference(implicit, dense, tolerance, mode, are_finite, least) or "")
 
 
 def _eager(

@@ -212,18 +212,20 @@ def difference(
     tolerance: float | None,
     mode: str = "",
     are_finite: bool = True,
+    least: float = 1.0,
 ) -> str | None:
     """The difference of two pytrees of arrays as a message, or ``None``.
 
     A derivative that is not finite in dense code is not compared. It is often 0 * inf there.
-    If numbers of the operands are not finite, NaN may be in the place of infinity.
+    If numbers of the operands are not finite, NaN may be in the place of infinity. Numbers may
+    differ by as much as if the greatest of the array were ``least``.
     """
 
     def compare(got: Any, want: Any) -> str | None:
         if mode in DERIVATIVES:
-            return _difference_of_arrays(got, want, tolerance, lambda g: True)
+            return _difference_of_arrays(got, want, tolerance, lambda g: True, least)
         is_any = (lambda g: False) if are_finite else (lambda g: ~np.isfinite(g))
-        return _difference_of_arrays(got, want, tolerance, is_any)
+        return _difference_of_arrays(got, want, tolerance, is_any, least)
 
     return difference_by(compare, got, want)
 
@@ -248,8 +250,18 @@ def difference_in_type(got: Any, want: Any) -> str | None:
     return None if actual == expected else f"it is {actual} where dense code has {expected}"
 
 
+def greatest(x: Any) -> float:
+    """The greatest magnitude of the finite numbers of an array, or zero."""
+    numbers = _wide(x)
+    return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0))
+
+
 def _difference_of_arrays(
-    got: Any, want: Any, tolerance: float | None, is_any: Callable[[Any], Any]
+    got: Any,
+    want: Any,
+    tolerance: float | None,
+    is_any: Callable[[Any], Any],
+    least: float,
 ) -> str | None:
     """``is_any`` tells which numbers may be where dense code has one that is not finite."""
     message = difference_in_type(got, want)
@@ -261,7 +273,7 @@ def _difference_of_arrays(
     rtol = _relative(_dtype(want), tolerance)
     finite = np.isfinite(w)
     # Sums that cancel are as exact as their terms, of which the largest entry is a measure.
-    scale = max(float(np.abs(w[finite]).max(initial=0)), 1.0) if rtol else 0.0
+    scale = max(greatest(w), least) if rtol else 0.0
     close = np.isclose(g, w, rtol=rtol, atol=rtol * scale, equal_nan=True)
     wrong = ~close & (finite | ~np.asarray(is_any(g)))
     if not wrong.any():

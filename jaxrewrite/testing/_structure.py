@@ -210,7 +210,7 @@ def _shards(value: Any) -> str | None:
                 break  # Then a program on a mesh makes it dense.
             tried += 1
             dense_shard = jax.lax.index_in_dim(dense, i, axis)
-            message = difference(jaxrewrite.materialise(shard), dense_shard, None)
+            message = difference(jaxrewrite.materialise(shard), dense_shard, None, least=0)
             if message is not None:
                 raise AssertionError(
                     f"{type(value).__name__}.leaf_specs splits axis {axis} of the array so "
@@ -242,7 +242,7 @@ def _stack(value: Any) -> str | None:
     if type(value).materialise is Value.materialise:
         return "it is never dense"
     dense_stack = jnp.stack(jaxrewrite.materialise(both))
-    message = difference(jaxrewrite.materialise(stack), dense_stack, None)
+    message = difference(jaxrewrite.materialise(stack), dense_stack, None, least=0)
     if message is not None:
         raise AssertionError(f"the stack of two values is another array: {message}")
     return None
@@ -254,7 +254,7 @@ def _batch(value: Any) -> str | None:
     try:
         dense_stack = jnp.stack(jaxrewrite.materialise([value, neighbour(value)]))
         batch = jaxrewrite.materialise(stacked_leaves(value))
-        message = difference(batch, dense_stack, None)
+        message = difference(batch, dense_stack, None, least=0)
     except Exception as error:  # noqa: BLE001 - the user's type raises anything
         message = type(error).__name__
     if message is not None:

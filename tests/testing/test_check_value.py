@@ -251,6 +251,31 @@ def test_a_tolerance_takes_the_place_of_the_own_one():
         check_value(Rough(numbers((3,))), only=only)
 
 
+def test_small_numbers_are_told_apart():
+    class Small(ArrayValue):
+        x: jax.Array
+
+        def materialise(self):
+            return self.x
+
+        def sliceable(self):
+            return Small(-self.x)
+
+    jaxrewrite.register("neg")(rule_for(Small, lambda v, **params: Small(v.x)))
+    jaxrewrite.register("mul")(second_rule_for(Small, lambda x, v, **params: -x * v.x))
+    for check in ("neg jit", "mul of an array jit", "scan with xs jit"):
+        with pytest.raises(AssertionError, match=f"  {check}: .* numbers differ"):
+            check_value(Small(1e-6 * numbers((3,))), only=[check])
+
+
+def second_rule_for(cls, fn):
+    def rule(x, v, **params):
+        return fn(x, v, **params)
+
+    rule.__annotations__ = {"x": jax.Array, "v": cls}
+    return rule
+
+
 def rule_for(cls, fn):
     def rule(v, **params):
         return fn(v, **params)
