@@ -75,8 +75,9 @@ class Triangles:
         return inner.others() if name == "not" else inner
 
     def _compared(self, eqn: Any) -> Triangle | None:
-        left, right = map(self._index, eqn.invars)
-        ndim = eqn.outvars[0].aval.ndim
+        shape = eqn.outvars[0].aval.shape
+        left, right = (self._index_along(x, shape) for x in eqn.invars)
+        ndim = len(shape)
         if left is None or right is None or {left.axis, right.axis} != {ndim - 2, ndim - 1}:
             return None
         lower, more = _COMPARISONS[eqn.primitive.name]
@@ -92,6 +93,12 @@ class Triangles:
         eqn = self._producer(atom)
         index = None if eqn is None else self._computed(eqn)
         return index if index is not None and _is_held(index, atom.aval) else None
+
+    def _index_along(self, atom: Any, shape: Sequence[Any]) -> _Index | None:
+        """The index that an operand holds, unless that axis has length 1 and grows to the result's."""
+        index = self._index(atom)
+        is_whole = index is not None and atom.aval.shape[index.axis] == shape[index.axis]
+        return index if is_whole else None
 
     def _computed(self, eqn: Any) -> _Index | None:
         name = eqn.primitive.name
@@ -112,7 +119,7 @@ class Triangles:
         is_sum = eqn.primitive.name == "add"
         if is_sum and self._written(x).is_number:
             x, y = y, x
-        index, by = self._index(x), self._written(y)
+        index, by = self._index_along(x, eqn.outvars[0].aval.shape), self._written(y)
         if index is None or not by.is_number:
             return None
         number = int(by.number) if is_sum else -int(by.number)

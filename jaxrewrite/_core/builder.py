@@ -77,6 +77,7 @@ class Builder:
         if entry is None:
             var = var or Var(_compat.leaf_aval(value))
             entry = self._consts[id(value)] = var, value
+            self.inputs.add(var)
         return entry[0]
 
     def constants(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> list[Any]:

@@ -343,7 +343,7 @@ def _through_types(site: Site, operand: Operand, like: Like) -> Any:
     other operand, which do not exist when a branch or a turn ends.
     """
     other = tree_map(Var, like)
-    start = len(site.builder.eqns)
+    start, known_dense = len(site.builder.eqns), dict(site.builder.dense)
     zeros = operand if isinstance(operand, Zeros) else None
     if zeros is not None:  # A type that joins with any array need not know of zeros.
         operand = filled(site, structure_of(zeros.aval()), _zeros_like)
@@ -359,6 +359,7 @@ def _through_types(site: Site, operand: Operand, like: Like) -> Any:
         result = tree_unflatten(treedef, [with_zeros(written, part) for part in parts])
     leaves = tree_leaves(result)
     site.builder.eqns[start:] = live_equations(site.builder.eqns[start:], leaves)
+    site.builder.dense = known_dense  # What made more of them may be gone.
     read = {
         atom
         for eqn in site.builder.eqns[start:]

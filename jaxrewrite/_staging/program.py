@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
@@ -115,14 +114,13 @@ class Program:
         return step if eqn is step.eqn else step._replace(call=_binding(eqn))
 
     def _plain(self, results: list[Any]) -> list[Any]:
-        """Results, with arrays of JAX for the constants among them, as `jax.jit` returns them.
+        """Results, with a new array of JAX for each constant among them, as `jax.jit` returns it.
 
-        While JAX traces, these are of a subclass of NumPy's, which can't be pickled nor copied.
+        The caller may donate it. While JAX traces, a constant may be a number of Python, or of a
+        subclass of NumPy's, which can't be pickled nor copied.
         """
         for i in self._constants:
-            x = results[i]
-            if isinstance(x, np.ndarray) and x.dtype != jax.dtypes.float0:
-                results[i] = jnp.asarray(x)
+            results[i] = _new_array(results[i], self.jaxpr.outvars[i].aval)
         return results
 
     def _is_called(self) -> bool:
@@ -359,6 +357,14 @@ def _binding(eqn: JaxprEqn) -> Callable[..., Any]:
         return results if eqn.primitive.multiple_results else results[0]
 
     return bind
+
+
+def _new_array(x: Any, aval: Any) -> Any:
+    if aval.dtype == jax.dtypes.float0:
+        return x
+    if isinstance(x, jax.Array):
+        return x if _compat.has_tracers([x]) else jnp.copy(x)
+    return _compat.as_weak_as(jnp.asarray(x, aval.dtype), aval)
 
 
 def _as_array(literal: Literal) -> Any:
