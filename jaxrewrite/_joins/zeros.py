@@ -19,7 +19,7 @@ from jax.tree_util import PyTreeDef, tree_leaves, tree_map, tree_unflatten
 from .. import _compat
 from .._analyses.written import UNKNOWN, Fact, Written, facts_of, filled
 from .._compat import Literal, Primitive, ShapedArray, Tree
-from .._core.avals import aval_of, avals_of, children, is_adopted, rule_children
+from .._core.avals import avals_of, children, is_adopted, rule_children
 from .._core.builder import Rewritten
 from .._core.caches import bounded_cache
 from .._core.dense import make_dense, materialised
@@ -90,8 +90,9 @@ class Zeros(Value):
             return NotImplemented
         others = [x for x in values if not isinstance(x, Zeros)]
         if primitive.name in _ADDITIONS and len(others) == 1 and is_value(others[0]):
+            value_aval, *avals = avals_of([*others, *values])
             # The shapes may differ by axes of length 1, as below `jax.vmap`.
-            if all(x.shape == aval_of(others[0]).shape for x in avals_of(values)):
+            if all(aval.shape == value_aval.shape for aval in avals):
                 return others[0]
         dense = [x.materialise() if isinstance(x, Zeros) else x for x in values]
         return bind(primitive, *dense, **params)
