@@ -82,6 +82,30 @@ def bodies_in_params(params: Mapping[str, Any]) -> Iterator[AnyJaxpr]:
                 yield x
 
 
+def with_equations(eqn: JaxprEqn, change: Callable[[JaxprEqn], JaxprEqn]) -> JaxprEqn:
+    """The equation with other equations in the jaxprs among its parameters."""
+    params = {name: _with_equations(x, change) for name, x in eqn.params.items()}
+    is_same = all(params[name] is x for name, x in eqn.params.items())
+    return eqn if is_same else eqn.replace(params=params)
+
+
+def _with_equations(x: Any, change: Callable[[JaxprEqn], JaxprEqn]) -> Any:
+    if isinstance(x, tuple):
+        parts = [_with_equations(part, change) for part in x]
+        is_same = all(map(operator.is_, parts, x))
+        return x if is_same else tuple(parts)
+    if not isinstance(x, JAXPRS):
+        return x
+    whole: Any = x
+    is_closed = not JAX_GE_0_11_0 and isinstance(x, ClosedJaxpr)
+    jaxpr = whole.jaxpr if is_closed else whole
+    eqns = list(map(change, jaxpr.eqns))
+    if all(map(operator.is_, eqns, jaxpr.eqns)):
+        return x
+    changed = jaxpr.replace(eqns=eqns)
+    return whole.replace(jaxpr=changed) if is_closed else changed
+
+
 def constants_first(jaxpr: Jaxpr) -> Jaxpr:
     """A jaxpr that takes its constants as its first arguments."""
     return convert_constvars_jaxpr(jaxpr) if jaxpr.constvars else jaxpr

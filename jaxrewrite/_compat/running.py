@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -17,8 +18,15 @@ from jax._src.config import trace_context as jax_trace_context
 # jit and the traces decide by the current trace what to do with an operation, and no public
 # name tells which trace that is. EvalTrace: nothing is being traced. DynamicJaxprTrace: a
 # jaxpr is being made (jit, scan, make_jaxpr). current_jaxpr_eqn_context: the `eqn.ctx` of
-# an equation that is made now.
-from jax._src.core import EvalTrace, current_jaxpr_eqn_context, trace_ctx
+# an equation that is made now. set_current_trace: a derivative rule runs in a trace of its own,
+# and what it closes over is of the trace around it.
+from jax._src.core import (
+    EvalTrace,
+    Trace as Trace,
+    current_jaxpr_eqn_context,
+    set_current_trace,
+    trace_ctx,
+)
 
 # Eager JAX compiles each primitive once for each set of parameters and keeps the result
 # here. Eager programs share these executables and skip `Primitive.bind`.
@@ -227,6 +235,25 @@ def known_to_current_trace(literal: Literal) -> Any:
     """A literal as a tracer that stays a literal in the jaxpr that is being made."""
     here = source_info_util.current()
     return DynamicJaxprTracer(trace_ctx.trace, literal.aval, literal, here)
+
+
+def current_trace() -> Trace:
+    return trace_ctx.trace
+
+
+def in_trace(trace: Trace) -> AbstractContextManager[object]:
+    """Run in a trace around the current one."""
+    return set_current_trace(trace)
+
+
+def is_of_running_trace(tracer: Any) -> bool:
+    """Whether a tracer is of the current trace, or of one around it."""
+    trace: Any = trace_ctx.trace
+    while not isinstance(trace, EvalTrace):
+        if tracer._trace is trace:
+            return True
+        trace = trace.parent_trace
+    return False
 
 
 def makes_jaxpr() -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from types import CellType, FunctionType, MethodType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import jax.extend.core as jex_core
@@ -137,15 +137,26 @@ def derivative_of(fn: Any) -> Any:
 
 def closes_over_tracers(rule: Any) -> bool:
     """Whether a user's derivative rule holds arrays of a trace, in functions or data at any depth."""
-    seen, rest = set(), [derivative_of(rule)]
+    return next(tracers_in(derivative_of(rule)), None) is not None
+
+
+def tracers_in(*objects: Any) -> Iterator[Tracer]:
+    """The arrays of traces that functions or data hold, at any depth."""
+    seen, rest = set(), [*objects]
     while rest:
         x = rest.pop()
         if isinstance(x, Tracer):
-            return True
-        if id(x) not in seen:
+            yield x
+        elif id(x) not in seen:
             seen.add(id(x))
             rest += _held(x)
-    return False
+
+
+def holds_tracers(x: Any) -> bool:
+    """Whether an object that is no pytree holds arrays of a trace, also in its attributes."""
+    is_instance = not isinstance(x, (type, ModuleType))
+    attributes = getattr(x, "__dict__", {}).values() if is_instance else ()
+    return next(tracers_in(x, *attributes), None) is not None
 
 
 def _held(x: Any) -> list[Any]:

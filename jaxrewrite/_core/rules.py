@@ -157,26 +157,16 @@ class Entry:
 
     def outer(self, types: tuple[type, ...]) -> float:
         """The greatest ``outer`` of the operands that the rule names by their type."""
+        # The last type of a variadic signature is for all remaining operands.
+        named: Any = itertools.zip_longest(self.types, types, fillvalue=self.types[-1])
         return max(
             (
                 operand.outer
-                for annotated, operand in self._with_annotations(types)
+                for annotated, operand in named
                 if issubclass(operand, Value) and _names_its_type(annotated, operand)
             ),
             default=-math.inf,
         )
-
-    def names_what_must_be(self, types: tuple[type, ...]) -> bool:
-        """Whether it names each operand that is for rules alone that name its type."""
-        return all(
-            _names_its_type(annotated, operand)
-            for annotated, operand in self._with_annotations(types)
-            if issubclass(operand, Value) and operand._has_to_be_named
-        )
-
-    def _with_annotations(self, types: tuple[type, ...]) -> Iterable[Any]:
-        # The last type of a variadic signature is for all remaining operands.
-        return itertools.zip_longest(self.types, types, fillvalue=self.types[-1])
 
     def beats(self, other: Entry) -> bool:
         """Whether this entry is strictly more specific than the other."""
@@ -446,7 +436,9 @@ class Table:
                 entries = [entry for cell in cells for entry in cell.values()]
                 if all(map(_is_dense, types)):
                     entries = [e for e in entries if e.rule.signature.is_dense()]
-                entries = [e for e in entries if e.names_what_must_be(types)]
+                if any(issubclass(t, Value) and t.outer == math.inf for t in types):
+                    # What is outside of all is for rules alone that name it.
+                    entries = [e for e in entries if e.outer(types) == math.inf]
                 self._matches[key] = entries
         return entries
 

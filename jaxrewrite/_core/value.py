@@ -121,9 +121,6 @@ class Value(PyTree):
     # nothing about what this stands for.
     _ignores_custom_rules: ClassVar[bool] = False
 
-    # Whether rules get one only if they name its type: any other rule is for what a user made.
-    _has_to_be_named: ClassVar[bool] = False
-
     # Whether a function may make one of an array that turns out to be of the same type. Units,
     # say, that meet an argument unseen are an error.
     _holds_its_own: ClassVar[bool] = True

@@ -61,9 +61,9 @@ class Zeros(Value):
 
     materialise_policy = "allow"
 
-    # They are dense before the default of any other type is asked.
+    # They are dense before the default of any other type is asked, and before rules that do not
+    # name them.
     outer = math.inf
-    _has_to_be_named = True
 
     of_aval: Any = field(static=True)
 

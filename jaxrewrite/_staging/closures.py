@@ -22,8 +22,9 @@ import jax
 from jax.tree_util import PyTreeDef, tree_unflatten
 
 from .. import _compat
-from .._compat import Jaxpr, JaxprEqn, Var
+from .._compat import AnyJaxpr, Jaxpr, JaxprEqn, Var
 from .._core.bodies import Adapter
+from .._core.caches import WeakCaches
 from .._core.rewrite import Rewriter
 from .._core.settings import Settings
 from .._core.site import Site
@@ -48,6 +49,11 @@ class Staging:
     def _made_by(self) -> dict[Var, int]:
         """The index of the equation that makes each variable; few programs need it."""
         return {var: i for i, eqn in enumerate(self.jaxpr.eqns) for var in eqn.outvars}
+
+    def is_of_a_trace(self) -> bool:
+        """Whether a rule closes over arrays of the trace that runs now, which may be other ones then."""
+        rules = map(_compat.derivative_of, _rules_of(self.jaxpr))
+        return any(map(_compat.is_of_running_trace, _compat.tracers_in(*rules)))
 
     def has(self, var: Hashable) -> bool:
         return var in self._made_by or var in self.jaxpr.invars
@@ -77,7 +83,7 @@ class _Running(threading.local):
     """The programs that run now, with their leaves; the innermost is last."""
 
     def __init__(self) -> None:
-        self.frames: list[tuple[Staging, Sequence[Any]]] = []
+        self.frames: list[tuple[Staging, Sequence[Any], _compat.Trace]] = []
 
 
 _running = _Running()
@@ -86,11 +92,48 @@ _running = _Running()
 @contextlib.contextmanager
 def run_of(staging: Staging, leaves: Sequence[Any]) -> Iterator[None]:
     """Let rules that JAX calls ask for the arrays of a program while it runs."""
-    _running.frames.append((staging, leaves))
+    _running.frames.append((staging, leaves, _compat.current_trace()))
     try:
         yield
     finally:
         _running.frames.pop()
+
+
+_answers = WeakCaches(1)
+
+
+def bodies_close_over(eqn: JaxprEqn) -> bool:
+    """Whether a derivative rule of an equation in a body holds arrays of a trace."""
+    return any(map(_closes_over, _compat.bodies_in_params(eqn.params)))
+
+
+def _closes_over(body: AnyJaxpr) -> bool:
+    cache = _answers.of(body)
+    answer = cache.get("closes over")
+    if answer is None:
+        answer = any(_has_such_a_rule(eqn) or bodies_close_over(eqn) for eqn in body.eqns)
+        cache.put("closes over", answer)
+    return answer
+
+
+def _has_such_a_rule(eqn: JaxprEqn) -> bool:
+    return any(map(_compat.closes_over_tracers, _own_rules(eqn)))
+
+
+def _own_rules(eqn: JaxprEqn) -> list[Any]:
+    if eqn.primitive.name not in _compat.OWN_RULES:
+        return []
+    names = (_compat.OWN_RULES[eqn.primitive.name], "bwd")
+    return [eqn.params[name] for name in names if name in eqn.params]
+
+
+def _rules_of(jaxpr: AnyJaxpr) -> Iterator[Any]:
+    """The derivative rules of equations, also of those in bodies with rules that close over arrays."""
+    for eqn in jaxpr.eqns:
+        yield from _own_rules(eqn)
+        if bodies_close_over(eqn):
+            for body in _compat.bodies_in_params(eqn.params):
+                yield from _rules_of(body)
 
 
 def run_rule(
@@ -111,10 +154,12 @@ def run_rule(
 def with_arrays_of_call(settings: Settings, builder: Rewriter, eqn: JaxprEqn) -> JaxprEqn:
     """The equation. If it has a derivative rule, the rule gets the arrays of this call.
 
-    This is for an equation on arrays, which stays as it is. Others run their rules on values.
+    This is for an equation on arrays, which stays as it is. Others run their rules on values. The
+    rules may be those of equations in a body.
     """
     if eqn.primitive.name not in _compat.OWN_RULES:
-        return eqn
+        change = functools.partial(with_arrays_of_call, settings, builder)
+        return _compat.with_equations(eqn, change)
     site = Site(builder, eqn, eqn.outvars)
 
     def of_call(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Jaxpr, Sequence[Any]]:
@@ -146,7 +191,9 @@ def arrays_of_call(consts: Sequence[Any], settings: Settings, site: Site) -> lis
 def _of_call(const: object, settings: Settings, site: Site) -> object:
     var = _compat.variable_of(const)
     if var is not None:
-        for staging, leaves in reversed(_running.frames):
+        for staging, leaves, trace in reversed(_running.frames):
             if staging.has(var):
-                return staging.value_of(var, leaves, settings, site)
+                # As where the function makes the array: a mask has no tangent there.
+                with _compat.in_trace(trace):
+                    return staging.value_of(var, leaves, settings, site)
     return const

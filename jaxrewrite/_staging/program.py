@@ -77,7 +77,7 @@ class Program:
         self._needs_64_bits = _compat.needs_64_bits(var.aval for var in variables)
 
     def is_cacheable(self) -> bool:
-        """Whether the program is the same at each call."""
+        """Whether its constants are the same at each call."""
         return not _compat.has_tracers(self.consts)
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
@@ -95,29 +95,31 @@ class Program:
             if _compat.nothing_is_traced() and not _compat.jit_is_disabled():
                 if self._eager is None:
                     self._eager = _Steps(self.jaxpr, self._steps)
-                return self._plain(self._eager.run(operands))
+                return self._eager.run(operands)
             if self._traced is None:
                 steps = map(self._under_trace, self._steps)
                 by_line = in_lines([*steps], self.jaxpr.outvars)
                 self._traced = _Steps(self.jaxpr, by_line)
-            return self._plain(self._traced.run_under_trace(operands))
+            return self._traced.run_under_trace(operands)
         if self._is_called():
             return self._call(operands)
         with collector.paused():
             return _compat.inline_into_current_trace(self.jaxpr, operands)
 
     def _under_trace(self, step: Step) -> Step:
-        """A step as it is where JAX differentiates it. A jitted one may be for more than its equation."""
-        if self._differentiated is None or step.is_jitted:
+        """A step as it is where JAX differentiates it. A rule's step is for more than its equation."""
+        if self._differentiated is None or step.results is not step.eqn.outvars:
             return step
         eqn = self._differentiated(step.eqn)
-        return step if eqn is step.eqn else step._replace(call=_binding(eqn))
+        if eqn is step.eqn:
+            return step
+        return step._replace(call=_binding(eqn), is_jitted=False, eqn=eqn)
 
-    def _plain(self, results: list[Any]) -> list[Any]:
+    def for_user(self, results: list[Any]) -> list[Any]:
         """Results, with a new array of JAX for each constant among them, as `jax.jit` returns it.
 
-        The caller may donate it. While JAX traces, a constant may be a number of Python, or of a
-        subclass of NumPy's, which can't be pickled nor copied.
+        The caller may donate it. The constant may be a number of Python, or of a subclass of
+        NumPy's, which can't be pickled nor copied.
         """
         for i in self._constants:
             results[i] = _new_array(results[i], self.jaxpr.outvars[i].aval)
@@ -362,9 +364,13 @@ def _binding(eqn: JaxprEqn) -> Callable[..., Any]:
 def _new_array(x: Any, aval: Any) -> Any:
     if aval.dtype == jax.dtypes.float0:
         return x
-    if isinstance(x, jax.Array):
-        return x if _compat.has_tracers([x]) else jnp.copy(x)
-    return _compat.as_weak_as(jnp.asarray(x, aval.dtype), aval)
+    if _compat.has_tracers([x]):
+        return x
+    # The function may branch on it, also where JAX traces.
+    with jax.ensure_compile_time_eval():
+        if isinstance(x, jax.Array):
+            return jnp.copy(x)
+        return _compat.as_weak_as(jnp.asarray(x, aval.dtype), aval)
 
 
 def _as_array(literal: Literal) -> Any:

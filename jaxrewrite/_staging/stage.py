@@ -7,6 +7,7 @@ rewritten for the values that were passed.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import operator
@@ -39,7 +40,7 @@ from .._core.site import describe_operand, in_form
 from .._core.traces import Rewriting
 from .._core.value import Operand, is_value
 from . import collector
-from .closures import Staging, run_of, with_arrays_of_call
+from .closures import Staging, bodies_close_over, run_of, with_arrays_of_call
 from .donation import without_shared_donations
 from .program import Program
 
@@ -84,6 +85,11 @@ class Staged(NamedTuple):
     # A rule that uses the program again passes them on.
     warnings: Sequence[Notice]
 
+    def is_cacheable(self) -> bool:
+        """Whether the program is the same at each call."""
+        is_of_a_trace = self.staging is not None and self.staging.is_of_a_trace()
+        return self.program.is_cacheable() and not is_of_a_trace
+
     def is_spent(self) -> bool:
         """Whether the program holds arrays of a call that has ended."""
         return self.staging is not None and self.staging.is_spent
@@ -95,8 +101,9 @@ class Staged(NamedTuple):
         else:
             with run_of(self.staging, operands):
                 results = self.program(operands)
+        results = self.program.for_user(results)
         if self.out_leaves is not None:
-            filled = list(self.out_leaves)
+            filled = list(map(_own, self.out_leaves))
             for i, result in zip(self.out_positions, results, strict=True):
                 filled[i] = result
             results = filled
@@ -229,7 +236,7 @@ def _call(
 def _staging(jaxpr: Jaxpr, consts: Sequence[Any], likes: Sequence[Any]) -> Staging | None:
     primitives = set(map(operator.attrgetter("primitive"), jaxpr.eqns))
     names = {primitive.name for primitive in primitives}
-    if names.isdisjoint(_compat.OWN_RULES):
+    if names.isdisjoint(_compat.OWN_RULES) and not any(map(bodies_close_over, jaxpr.eqns)):
         return None
     return Staging(jaxpr, consts, tree_flatten(list(likes))[1])
 
@@ -318,6 +325,26 @@ class _Item(NamedTuple):
         return tree_unflatten(self.treedef, leaves)
 
 
+def _check_statics(leaves: Sequence[Any], fn: Callable[..., Any]) -> None:
+    """Raise `TypeError` if an object that JAX sees as one leaf holds arrays of the trace."""
+    for x in leaves:
+        if _compat.holds_tracers(x):
+            raise TypeError(
+                f"{getattr(fn, '__qualname__', fn)} returns a {type(x).__name__} that holds arrays, "
+                "which JAX does not see: it is no pytree. Return them in a pytree, such as a "
+                "dictionary, or register the class."
+            )
+
+
+def _own(x: object) -> object:
+    """A result that is no array, for one caller: what can change is copied."""
+    try:
+        hash(x)
+    except TypeError:
+        return copy.copy(x)
+    return x
+
+
 class _Returned(NamedTuple):
     """What a function returns: a pytree of items. ``changing`` are hooks that store something."""
 
@@ -358,6 +385,7 @@ def _trace_user_function(
             results = results, [change for _, change in changed]
         leaves, out_tree = tree_flatten(results, is_leaf=is_value)
         pairs = [_Item.of(x) for x in leaves]
+        _check_statics([x for item, _ in pairs for x in item.leaves], fn)
         items = [item for item, _ in pairs]
         out.append(_Returned(out_tree, items, [hook for hook, _ in changed]))
         return [x for _, arrays in pairs for x in arrays]

@@ -527,7 +527,7 @@ class Transformed(Generic[_P, _R]):
                 except (TypeError, ValueError) as error:
                     note_closed_over(error, self._fn)
                     raise
-                is_cacheable = staged.program.is_cacheable()
+                is_cacheable = staged.is_cacheable()
             else:
                 staged, is_cacheable = _NOTHING, True
             if key is not None and is_cacheable:
