@@ -64,8 +64,7 @@ class Builder:
         # The notices for the whole program when it is finished; a dictionary keeps order.
         self._warnings: dict[Notice, None] = {}
         self._consts: dict[int, tuple[Var, Any]] = {}
-        # The operands of a whole program, as variables of the jaxpr that is rewritten, and of
-        # this one.
+        # The operands of the program that is rewritten; those of this one, and all constants.
         self.arguments: set[Any] = set()
         self.inputs: set[Any] = set()
 

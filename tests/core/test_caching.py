@@ -150,6 +150,31 @@ def test_a_rule_closing_over_a_tracer():
         np.testing.assert_allclose(jax.grad(outer)(y), 3)
 
 
+def test_a_derivative_rule_closing_over_a_tracer():
+    """The function is one object, whose rule closes over another array in each trace around it."""
+
+    class Layer:
+        def forward(self, v, x):
+            w = self.w
+
+            @jax.custom_vjp
+            def scaled(z):
+                return z * 1.0
+
+            scaled.defvjp(lambda z: (scaled(z), None), lambda _, ct: (ct * w,))
+            return scaled(x + v).sum()
+
+    layer = Layer()
+    forward = transform(layer.forward, materialise="allow")
+
+    def step(w, x):
+        layer.w = w
+        return forward(Doubled(X), x), jax.grad(lambda x: forward(Doubled(X), x))(x)
+
+    for w in (1.0, 2.0):
+        np.testing.assert_allclose(jax.jit(lambda w, x: step(w, x))(w, X)[1], w)
+
+
 def test_functions_and_what_they_close_over_are_collected(no_leak_checks):
     array = jnp.arange(5.0)
     fn = lambda v: v + array[0]

@@ -499,6 +499,48 @@ def test_constants_come_out_as_arrays_of_jax(make):
         assert isinstance(copied, Zero) and isinstance(v, Scaled)
 
 
+@pytest.mark.parametrize("change", [jax.grad, jax.vmap])
+def test_a_truth_value_among_the_results_is_an_array(change):
+    fn = transform(lambda v, x: (-v, jnp.sum(jnp.sin(x)), jnp.asarray(True)))
+    kept = []
+
+    def loss(x):
+        _, y, is_done = fn(V, x)
+        kept.append(is_done)
+        return jnp.where(~is_done, 0.0, y)
+
+    assert np.any(change(loss)(Y))
+    (is_done,) = kept
+    assert jax.typeof(is_done) == jax.typeof(jnp.asarray(True))
+
+
+def test_results_that_the_program_writes_may_be_donated():
+    table = jnp.arange(3.0)
+    start = transform(lambda v: (jnp.zeros((), "int32"), table, jnp.array([1, 2])))
+    step = jax.jit(lambda x: jax.tree.map(lambda y: y + 1, x), donate_argnums=0)
+    for _ in range(2):
+        found = step(start(V))
+        for x, want in zip(found, (1, [1, 2, 3], [2, 3]), strict=True):
+            np.testing.assert_array_equal(x, want)
+    assert not table.is_deleted()
+
+
+def test_what_a_rule_closes_over_is_not_donated():
+    table = jnp.arange(4.0)
+    rules = jaxrewrite.Rules()
+
+    @rules.register("sin")
+    def _(v: Scaled, **params):
+        return Scaled(table, v.scale)
+
+    step = jax.jit(lambda y: (y * 2, y + 1), donate_argnums=0)
+    fn = transform(lambda v: step(jnp.sin(v)), rules=rules, materialise="allow")
+    v = Scaled(jnp.ones(4), jnp.float32(2))
+    for _ in range(2):
+        np.testing.assert_allclose(fn(v)[1], 2 * table + 1)
+    assert not table.is_deleted()
+
+
 def test_what_a_call_only_passes_on_stays_known():
     """Flags among results, which rules of other libraries decide by."""
 

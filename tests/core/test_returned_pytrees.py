@@ -1,5 +1,8 @@
 """Pytrees of other libraries as results: their classes are made of arrays and values alone."""
 
+import collections
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,3 +108,18 @@ def test_explain_and_make_jaxpr_take_them():
     assert "dot_general" in str(jaxrewrite.explain(program)(V))
     jaxpr = jaxrewrite.make_jaxpr(program)(V)
     assert len(jaxpr.out_avals) == 2
+
+
+def test_objects_that_hide_arrays_are_refused():
+    fn = lambda v, x: types.SimpleNamespace(y=v @ x)
+    match = "<lambda> returns a SimpleNamespace that holds arrays"
+    with pytest.raises(TypeError, match=match):
+        transform(fn)(Diagonal(jnp.ones(3)), jnp.ones(3))
+
+
+def test_an_object_that_can_change_is_one_for_each_caller():
+    fn = transform(lambda v: (v @ v, collections.Counter(), types.SimpleNamespace(n=0)))
+    for _ in range(2):
+        _, counts, names = fn(Diagonal(jnp.ones(3)))
+        assert not counts and names.n == 0
+        counts["n"] = names.n = 1

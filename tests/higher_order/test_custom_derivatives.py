@@ -1071,6 +1071,66 @@ def test_rules_may_close_over_arrays_of_the_function(fn, no_leak_checks):
         close(allow(jax.grad(fn, 1))(v, 2.0), want)
 
 
+def clipped(mask, has_jvp):
+    """A function whose gradient is a tenth where a mask is false."""
+    clip = (jax.custom_jvp if has_jvp else jax.custom_vjp)(
+        lambda z: jnp.where(mask, z, 0.0)
+    )
+    scaled = lambda ct: jnp.where(mask, ct, 0.1 * ct)
+    if has_jvp:
+        clip.defjvp(lambda primals, tangents: (clip(*primals), scaled(*tangents)))
+    else:
+        clip.defvjp(lambda z: (clip(z), None), lambda _, ct: (scaled(ct),))
+    return clip
+
+
+def applied_once(clip, z):
+    return clip(z)
+
+
+def within_checkpoint(clip, z):
+    return jax.checkpoint(lambda z: 2 * clip(z))(z)
+
+
+def within_a_loop(clip, z):
+    return lax.scan(lambda z, _: (clip(z), None), z, None, length=2)[0]
+
+
+def within_a_jit(clip, z):
+    return jax.jit(lambda z: jnp.sin(clip(z)))(z)
+
+
+@pytest.mark.parametrize(
+    ("apply", "has_jvp"),
+    [
+        (applied_once, True),
+        (applied_once, False),
+        (within_checkpoint, True),
+        (within_a_loop, True),
+        (within_a_jit, True),
+    ],
+)
+@pytest.mark.parametrize(
+    "mask_of",
+    [
+        lambda x: x > 0,
+        lambda x: jnp.arange(3) == jnp.argmax(x),
+        lambda x: lax.stop_gradient(jnp.sin(x)) > 0,
+    ],
+)
+def test_rules_may_close_over_what_has_no_tangent(mask_of, apply, has_jvp, no_leak_checks):
+    """It is made of an array that is differentiated, as in plain JAX."""
+    fn = lambda w, x: apply(clipped(mask_of(x), has_jvp), x @ w).sum()
+    w, program = values.LowRank(jnp.ones((3, 1)), jnp.ones((1, 3))), allow(fn)
+    for x in (jnp.array([-1.0, 0.5, 2.0]), jnp.array([1.0, -0.5, 0.5])):
+        want = jax.grad(fn, 1)(w.materialise(), x)
+        close(jax.grad(program, 1)(w, x), want)
+        if apply is within_a_jit:  # Plain JAX refuses what follows.
+            continue
+        close(jax.jit(jax.grad(program, 1))(w, x), want)
+        close(jax.vmap(jax.grad(program, 1), (None, 0))(w, x[None])[0], want)
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_backward_rules_with_symbolic_zeros_that_close_over_a_value(
     several, no_leak_checks

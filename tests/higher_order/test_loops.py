@@ -801,3 +801,73 @@ def test_stacks_of_values_with_parts_without_leaves_leave_an_outer_vmap(nested):
     want = jax.vmap(lambda x: fn(jaxrewrite.materialise(v), x))(XS)
     for got in (inside, outside):
         jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-5), got, want)
+
+
+class Positive(jaxrewrite.ArrayValue):
+    """Its rules take anything beside it, and read what they take."""
+
+    x: jax.Array
+
+    def materialise(self):
+        return jnp.exp(self.x)
+
+
+@jaxrewrite.register("mul")
+def _(v: Positive, y, **params):
+    return jnp.exp(v.x) * y
+
+
+@jaxrewrite.register("add")
+def _(v: Positive, y: jaxrewrite.Value, **params):
+    return jnp.exp(v.x) + y.x
+
+
+@pytest.mark.parametrize("turn", [lambda v, c: v * c + 1.0, lambda v, c: v + c])
+def test_rules_for_anything_get_arrays_for_a_carry_of_zeros(turn):
+    fn = lambda v: lax.fori_loop(0, 3, lambda i, c: turn(v, c), jnp.zeros((2, 2)))
+    v = Positive(jnp.zeros((2, 2)))
+    assert_same(transform(fn, materialise="allow")(v), fn(v.materialise()))
+
+
+@pytest.mark.parametrize(
+    "v",
+    [
+        values.Diagonal(jnp.ones(2)),
+        values.LowRank(jnp.ones((2, 1)), jnp.ones((1, 2))),
+        values.Quantised.quantise(jnp.eye(2)),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_counts_that_are_mapped_add_a_value_to_zeros(v):
+    sums = lambda v, k: lax.fori_loop(0, k, lambda i, c: c + v, jnp.zeros((2, 2)))
+    fn = lambda v: jax.vmap(sums, (None, 0))(v, jnp.array([0, 2, 5]))
+    assert_same(transform(fn, materialise="allow")(v), fn(v.materialise()))
+
+
+class Sorted(jaxrewrite.ArrayValue):
+    """Its ``join`` computes what no result needs."""
+
+    w: jax.Array
+    tag: int = jaxrewrite.field(static=True)
+
+    def materialise(self):
+        return self.w * 1.0
+
+    def join(self, other):
+        if not isinstance(other, Sorted):
+            return NotImplemented
+        lax.sort(self.w)
+        tag = max(self.tag, other.tag)
+        return Sorted(self.w, tag), Sorted(other.w, tag)
+
+
+@jaxrewrite.register("sort")
+def _(v: Sorted, **params):
+    return [lax.sort(v.w)]
+
+
+def test_what_a_join_did_not_need_is_made_where_it_is_needed():
+    a, b = (Sorted(values.Diagonal(jnp.arange(3.0) + i), i) for i in (1, 2))
+    fn = lambda a, b: (lax.fori_loop(0, 3, lambda i, c: b, a), lax.sort(a))
+    got = transform(fn, materialise="allow")(a, b)
+    assert_same(got, fn(*jaxrewrite.materialise((a, b))))

@@ -227,3 +227,14 @@ def test_without_a_rule_the_choice_is_what_the_program_says():
     fn = lambda v: jnp.where(jnp.tri(N, dtype=bool), v, 0)
     text = str(jaxrewrite.explain(fn)(Filled(jnp.float32(2), N)))
     assert "select_n" in text and "tril" not in text
+
+
+def test_an_index_along_an_axis_of_length_one_is_no_triangle():
+    def fn(v):
+        rows = lax.broadcasted_iota(jnp.int32, (1, N), 0)
+        columns = lax.broadcasted_iota(jnp.int32, (N, N), 1)
+        return lax.select_n(lax.ge(rows, columns), jnp.zeros((N, N)), v)
+
+    v = Symmetric(jnp.ones((N, N)))
+    got = materialise(transform(fn, materialise="allow")(v))
+    np.testing.assert_array_equal(got, fn(v.materialise()))
