@@ -14,7 +14,7 @@ from jax.tree_util import tree_unflatten
 from .._base.chosen import chosen_leaves, leaves_by_path
 from .._base.progress import Progress, shown
 from .._base.structured import is_value
-from .coded import sizes_along, sizes_asked
+from .coded import is_floating, sizes_along, sizes_asked
 from .concatenated import Concatenated, in_whole_blocks
 from .float8 import DTYPES, Float8
 from .microscaled import FORMATS as MICROSCALED, Microscaled
@@ -51,8 +51,8 @@ def quantise(
     tree
         Any pytree: an Equinox module, parameters of Flax, nested dictionaries.
     where
-        A predicate, called with the path of each leaf (``"blocks/0/kernel"``) and the leaf.
-        It returns whether to quantise the leaf.
+        A predicate, called with the path of each array of real floating numbers
+        (``"blocks/0/kernel"``) and the array. It returns whether to quantise it.
     bits
         2 to 8, ``"nf4"``, ``"float8_e4m3fn"``, ``"float8_e5m2"``, or one of the formats of
         `Microscaled`, such as ``"mxfp4"``.
@@ -122,7 +122,7 @@ def quantise(
     if options.get("block", 0) is None:
         del options["block"]  # As where it is not given.
     paths, leaves, treedef = leaves_by_path(tree)
-    is_open = lambda leaf: not is_value(leaf)
+    is_open = lambda leaf: not is_value(leaf) and is_floating(leaf)
     positions = chosen_leaves("quantise", where, paths, leaves, is_open)
     for i, path in zip(
         positions, shown([paths[i] for i in positions], progress), strict=True

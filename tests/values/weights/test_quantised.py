@@ -605,6 +605,20 @@ def test_an_nnx_model(bulk):
     assert_same(forbid(apply)(quantised, x), x @ quantised["kernel"].materialise(), 1e-5)
 
 
+@pytest.mark.parametrize(
+    "options", [{"axis": 0}, {"block": 8}, {"bits": "nf4", "block": 8}, {"bits": "mxfp4"}]
+)
+def test_the_predicate_sees_arrays_alone(options):
+    """Models have functions, integers and random keys among their leaves."""
+    is_matrix = lambda path, leaf: leaf.ndim == 2
+    mlp = quantise(eqx.nn.MLP(32, 4, 16, 1, key=jax.random.key(0)), is_matrix, **options)
+    assert not isinstance(mlp.layers[0].weight, jax.Array)
+    dropout = nnx.Sequential(nnx.Linear(32, 8, rngs=nnx.Rngs(0)), nnx.Dropout(0.5))
+    state = quantise(nnx.state((dropout, nnx.Rngs(0))), is_matrix, **options)
+    is_value = lambda leaf: isinstance(leaf, jaxrewrite.Value)
+    assert any(map(is_value, jax.tree.leaves(state, is_leaf=is_value)))
+
+
 # --- what is refused ----------------------------------------------------------------------
 
 Q, S = jnp.ones((8, 6), jnp.int8), jnp.ones((4, 1))
@@ -647,7 +661,10 @@ BAD = {
     "a/19, and 1 more": lambda: quantise({"a": [S] * 21}, lambda *_: False),
     "bits is 'NF4'.*'nf4'": lambda: quantise({"a": S}, lambda *_: True, "NF4"),
     "bits is 'int8'.* 2 to 8": lambda: quantise({"a": S}, lambda *_: True, "int8"),
-    "`a/b` can't": lambda: quantise({"a": {"b": Q}}, lambda *_: True),
+    "`a/b` can't": lambda: quantise({"a": {"b": S * jnp.nan}}, lambda *_: True),
+    "no leaf .* can't be chosen: a/b, c.": lambda: quantise(
+        {"a": {"b": Q}, "c": 2.0}, lambda *_: True
+    ),
 }
 
 
