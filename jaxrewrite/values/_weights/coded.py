@@ -303,13 +303,18 @@ def sizes_of(cls: str, shape: Sequence[int], axis: Any, block: Any) -> tuple[int
         if axis is not None:
             raise ValueError(f"{cls}: give `axis` or `block`, not both.")
         return block_sizes(cls, shape, block)
-    axes = () if axis is None else _integers(cls, "axis", axis)
+    single = axes_asked(cls, "axis", shape, axis)
+    return tuple(1 if a in single else n for a, n in enumerate(shape))
+
+
+def axes_asked(cls: str, name: str, shape: Sequence[int], axis: Any) -> tuple[int, ...]:
+    """The axes of an array that an option names: one, or a sequence of them, or None."""
+    axes = () if axis is None else _integers(cls, name, axis)
     if any(a is None or not -len(shape) <= a < len(shape) for a in axes):
         raise ValueError(
-            f"{cls}: `axis` {axis} is not an axis of an array of shape {tuple(shape)}."
+            f"{cls}: `{name}` {axis} is not an axis of an array of shape {tuple(shape)}."
         )
-    single = {a % len(shape) for a in axes}
-    return tuple(1 if a in single else n for a, n in enumerate(shape))
+    return tuple(a % len(shape) for a in axes)
 
 
 def of_blocks(reduce: Callable[..., Any], x: Any, sizes: Sequence[int]) -> Any:

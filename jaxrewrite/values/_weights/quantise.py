@@ -179,9 +179,11 @@ def check_format(caller: str, bits: Any) -> None:
 def quantised_along(axes: WeightAxes, w: Any, bits: Any, options: dict[str, Any]) -> Any:
     """A weight in a format, with blocks along the axes that a product sums."""
     asked = options.get("block")
-    if "axis" in options or not (asked is None or isinstance(asked, (int, np.integer))):
+    is_number = asked is None or isinstance(asked, (int, np.integer))
+    if not is_number or "axis" in options or "stack" in options:
         raise ValueError(
-            "`axes` says which axes are summed, so `block` is one number, and there is no `axis`."
+            "`axes` says which axes are summed, so `block` is one number, and there is no `axis` or "
+            "`stack`."
         )
     block = options.get("block", DEFAULT_BLOCKS.get(bits))
     summed = math.prod(w.shape[i] for i in axes.rows)
@@ -191,7 +193,11 @@ def quantised_along(axes: WeightAxes, w: Any, bits: Any, options: dict[str, Any]
     )
     sizes = dict(zip(axes.rows, along, strict=True))
     own = tuple(sizes.get(i, 1) for i in range(w.ndim))
-    return _quantised(w, bits, {**options, "block": own})
+    options = {**options, "block": own}
+    # What multiplies the scales is each layer's own, too.
+    if bits in DEFAULT_BLOCKS:
+        options["stack"] = [i for i in range(w.ndim) if i not in axes.rows + axes.cols]
+    return _quantised(w, bits, options)
 
 
 def _near(block: int, n: int) -> int:

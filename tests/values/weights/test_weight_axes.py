@@ -181,6 +181,36 @@ def test_every_format_has_blocks_along_what_is_summed(bits):
     np.testing.assert_array_less(error, most / levels[bits])
 
 
+FORMATS = [8, 4, "nf4", "float8_e4m3fn", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "nvfp4"]
+
+
+@pytest.mark.parametrize("block", [None, 24])
+@pytest.mark.parametrize("bits", FORMATS)
+def test_what_is_outside_may_go_over_a_stack(bits, block):
+    """Each weight of the stack has all of its scales, also where the last block is shorter."""
+    w = jax.random.normal(KEY, (3, 64, 16)) * jnp.array([[[1.0]], [[9.0]], [[0.1]]])
+    v = quantise({"w": w}, is_weight, bits, block=block, axes=((1,), (2,)))["w"]
+    one = jaxrewrite.transform(lambda w, x: x @ w, materialise="forbid")
+    x = jnp.ones(64)
+    want = jnp.einsum("i,lij->lj", x, v.materialise())
+    np.testing.assert_allclose(jax.vmap(one, (0, None))(v, x), want, rtol=2e-5, atol=2e-5)
+    _, got = jax.lax.scan(lambda carry, w: (carry, one(w, x)), 0, v)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    alone = quantise({"w": w[2]}, is_weight, bits, block=block, axes=((0,), (1,)))["w"]
+    np.testing.assert_allclose(v.materialise()[2], alone.materialise(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", ["nf4", "nvfp4"])
+def test_a_stack_may_be_any_axis(bits):
+    w = jax.random.normal(KEY, (64, 3, 16)) * jnp.array([[1.0], [9.0], [0.1]])
+    v = quantise({"w": w}, is_weight, bits, axes=((0,), (2,)))["w"]
+    one = jaxrewrite.transform(lambda w, x: x @ w)
+    got = jax.vmap(one, (jax.tree.map(lambda _: 1, v), None))(v, jnp.ones(64))
+    np.testing.assert_allclose(got, v.materialise().sum(0), rtol=2e-5, atol=2e-5)
+    with pytest.raises(ValueError, match="`stack` 3 is not an axis"):
+        type(v).quantise(w, block=1, stack=3)
+
+
 @pytest.mark.parametrize(
     "shape, rows, want",
     [
@@ -330,7 +360,7 @@ def test_blocks_that_do_not_fit_are_refused():
         4096,
         3,
     )
-    for more in ({"axis": 0}, {"block": (1, 2)}):
+    for more in ({"axis": 0}, {"block": (1, 2)}, {"stack": 0}):
         with pytest.raises(ValueError, match="there is no `axis`"):
             quantise(prime, is_weight, axes=((0,), (1,)), **more)
 
