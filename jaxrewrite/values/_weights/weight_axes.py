@@ -16,7 +16,7 @@ from jaxrewrite import primitives
 
 from .._base.chosen import leaves_by_path
 from .._base.structured import Structured
-from .coded import TAKES_WEIGHTS, is_floating
+from .coded import TAKES_WEIGHTS, axes_of_stack, is_floating
 from .concatenated import parts_of_several
 
 
@@ -252,7 +252,10 @@ def _(x: ArrayLike, v: _StandIn, *, dimension_numbers, **params) -> Any:
 def _(v: _StandIn, *indices: ArrayLike, primitive, slice_sizes, **params) -> Any:
     are_weights = TAKES_WEIGHTS[primitive.name](v.shape, slice_sizes=slice_sizes, **params)
     if v.ndim > 1 and not are_weights:
-        v.note(v.record.lookups, [i for i, n in enumerate(slice_sizes) if n > 1])
+        numbers = params.get("dimension_numbers")
+        stack = axes_of_stack(v.shape, numbers, slice_sizes) if numbers else set()
+        rows = [i for i, n in enumerate(slice_sizes) if n > 1 and i not in stack]
+        v.note(v.record.lookups, rows, stack)
         # Rows that are looked up are no weight.
         return primitive.bind(v.array, *indices, slice_sizes=slice_sizes, **params)
     return NotImplemented

@@ -287,6 +287,39 @@ def test_one_row_that_is_looked_up_is_dense_as_several_are(kind):
     assert_same(forbid(fn)(v, jnp.int32(4)), fn(v.materialise(), jnp.int32(4)), 1e-5)
 
 
+def normed(table, i):
+    row = table[i]
+    return row * lax.rsqrt(jnp.mean(row**2, -1, keepdims=True) + 1e-6)
+
+
+STACKS_OF_TABLES = {
+    "shared": lambda x, i: jax.vmap(normed, (0, None))(x, i[0]),
+    "own": jax.vmap(normed),
+    "one shared": lambda x, i: jax.vmap(normed, (0, None))(x, i[0, 0]),
+    "each row": lambda x, i: jax.vmap(jax.vmap(normed, (None, 0)), (0, None))(x, i[0]),
+    "rows first": lambda x, i: jax.vmap(jax.vmap(normed, (0, None)), (None, 0))(x, i[0]),
+    "two stacks": lambda x, i: jax.vmap(jax.vmap(normed, (0, None)), (0, None))(
+        x.reshape(2, 2, *x.shape[1:]), i[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("program", STACKS_OF_TABLES)
+@kinds
+def test_rows_out_of_each_table_of_a_stack_are_activations(kind, program):
+    v, i = make(kind, 4, 8, 16), jnp.array([[3, 0, -1]] * 4)
+    fn = STACKS_OF_TABLES[program]
+    assert_same(forbid(fn)(v, i), fn(v.materialise(), i), 1e-5)
+
+
+@kinds
+def test_matrices_out_of_each_of_several_stacks_are_weights(kind):
+    v, i = make(kind, 4, 3, 8, 16), jnp.array([2, 0])
+    fn = jax.vmap(lambda x, i: x[i], (0, None))
+    assert type(forbid(fn)(v, i)) is type(v)
+    assert_same(forbid(fn)(v, i), fn(v.materialise(), i), 1e-5)
+
+
 @kinds
 def test_matrices_out_of_a_stack_are_weights_still(kind):
     v = make(kind, 4, 8, 16)

@@ -297,6 +297,20 @@ def test_a_bias_of_each_head_is_no_weight(batch, tokens):
     assert found == dict.fromkeys("qk", ((0,), (1, 2)))
 
 
+@pytest.mark.parametrize("own", [None, 0])
+def test_the_stack_of_tables_is_neither_looked_up_nor_summed(own):
+    ids = jnp.array([4, 1]) if own is None else jnp.array([[4, 1]] * 3)
+    table, want = jnp.ones((3, 9, 5)), {"table": ((2,), (1,))}
+    look = jax.vmap(lambda table, i: table[i], (0, own))
+    assert weight_axes(lambda p, i: look(p["table"], i), {"table": table}, ids) == want
+
+
+def test_columns_that_are_looked_up_are_of_one_table():
+    columns = lambda p, i: p["columns"][:, i]
+    found = weight_axes(columns, {"columns": jnp.ones((5, 9))}, jnp.array([4, 1]))
+    assert found == {"columns": ((0,), (1,))}
+
+
 def test_a_weight_with_a_change_for_each_example_is_found():
     def model(p, deltas, xs):
         own = jnp.broadcast_to(p["w"], deltas.shape) + deltas
