@@ -59,7 +59,8 @@ def weight_axes(
         summed, and ``cols``, those that the result has. Other axes are those of a stack: of the
         layers of a scan, or of a batch of weights. A table in which rows are looked up has the
         axes of what is looked up as ``rows``, as it has in the product that makes the tokens
-        again. If products differ, the first one in the program decides.
+        again. If products differ, the first one in the program decides. A weight of which the
+        program makes another array before, as by a mask, is not found.
 
     Examples
     --------
@@ -114,8 +115,8 @@ def axes_of_leaf(caller: str, axes: AnyAxes, path: str, w: Any) -> WeightAxes:
         if path not in axes:
             raise ValueError(
                 f"{caller}: axes says nothing of {path}, of shape {w.shape}. If weight_axes made it, the "
-                "function did not multiply this weight with an array. Leave it out, by where, or "
-                "add its rows and columns to axes."
+                "function did not multiply this weight with an array, or made another array of it "
+                "before, as a mask does. Leave it out, by where, or add its rows and columns to axes."
             )
         axes = axes[path]
     elif callable(axes):

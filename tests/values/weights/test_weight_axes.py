@@ -366,6 +366,17 @@ def test_errors_name_the_weight_and_the_way_out(of):
         of(stacked, is_weight, **more, axes=lambda path, leaf: None)
 
 
+def test_a_weight_that_a_mask_changes_first_is_said_to_be_one():
+    w, masked = (
+        {"w": jnp.ones((4, 3))},
+        lambda p, x: x @ jnp.where(jnp.eye(4, 3) > 0, p["w"], 0),
+    )
+    axes = weight_axes(masked, w, jnp.ones(4))
+    assert axes == {}
+    with pytest.raises(ValueError, match="nothing of w.*as a mask does. Leave it out"):
+        adapt(w, is_weight, 2, KEY, axes=axes)
+
+
 def test_blocks_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"whole blocks.* Or give axes=weight_axes"):
         quantise({"kernel": jnp.ones((3, 64, 4))}, is_weight, block=64)
