@@ -292,6 +292,22 @@ def test_orbax_does_not_cast_what_is_stored_so(tmp_path):
         from_storable(arrays, half)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_what_holds_no_numbers_goes_through_orbax_so(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint", reason="it stores something by Orbax")
+    tree = {
+        "zero": values.Zero((2, 3)),
+        "scaled": 2.0 * values.Identity(3),
+        "w": jnp.ones(2),
+    }
+    checkpointer = ocp.StandardCheckpointer()
+    checkpointer.save(tmp_path / "it", to_storable(tree))
+    checkpointer.wait_until_finished()
+    arrays = checkpointer.restore(tmp_path / "it", to_storable(abstract(tree)))
+    same(from_storable(arrays, abstract(tree)), tree)
+
+
 def test_training_goes_on_from_a_checkpoint_bit_for_bit(no_leak_checks):
     """QLoRA: four-bit weights, adapters, and the moments of an optimiser."""
     a = np.linspace(-0.1, 0.1, 128, dtype=np.float32).reshape(64, 2)

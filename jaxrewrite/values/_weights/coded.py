@@ -303,13 +303,18 @@ def sizes_of(cls: str, shape: Sequence[int], axis: Any, block: Any) -> tuple[int
         if axis is not None:
             raise ValueError(f"{cls}: give `axis` or `block`, not both.")
         return block_sizes(cls, shape, block)
-    axes = () if axis is None else _integers(cls, "axis", axis)
+    single = axes_asked(cls, "axis", shape, axis)
+    return tuple(1 if a in single else n for a, n in enumerate(shape))
+
+
+def axes_asked(cls: str, name: str, shape: Sequence[int], axis: Any) -> tuple[int, ...]:
+    """The axes of an array that an option names: one, or a sequence of them, or None."""
+    axes = () if axis is None else _integers(cls, name, axis)
     if any(a is None or not -len(shape) <= a < len(shape) for a in axes):
         raise ValueError(
-            f"{cls}: `axis` {axis} is not an axis of an array of shape {tuple(shape)}."
+            f"{cls}: `{name}` {axis} is not an axis of an array of shape {tuple(shape)}."
         )
-    single = {a % len(shape) for a in axes}
-    return tuple(1 if a in single else n for a, n in enumerate(shape))
+    return tuple(a % len(shape) for a in axes)
 
 
 def of_blocks(reduce: Callable[..., Any], x: Any, sizes: Sequence[int]) -> Any:
@@ -395,31 +400,49 @@ def takes_matrices(
     slice_sizes: Sequence[int],
     **params: Any,
 ) -> bool:
-    """Whether a gather takes weights from a stack."""
-    numbers = dimension_numbers
-    # Under `jax.vmap`, the axis along which one row is taken is still there.
-    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    return _is_weight(shape, slice_sizes, gone)
+    """Whether a gather takes weights from a stack.
+
+    Rows that are looked up in each table of a stack are no matrix: see `axes_of_stack`.
+    """
+    stack = axes_of_stack(shape, dimension_numbers, slice_sizes)
+    gone = {*dimension_numbers.collapsed_slice_dims, *stack}
+    return len(_axes_left(shape, slice_sizes, gone)) > 1
 
 
-def _is_weight(
+def axes_of_stack(
+    shape: Sequence[int],
+    numbers: lax.GatherDimensionNumbers,
+    slice_sizes: Sequence[int],
+) -> set[int]:
+    """The axes of the stack in each array of which a gather looks up the same, or its own.
+
+    `jax.vmap` puts the axis of the stack in front. If all look up the same, that axis is whole
+    in the slices, and only its place in front of the axes that have indices tells it. Where
+    slices leave nothing behind it, they are columns.
+    """
+    stack = {*numbers.operand_batching_dims}
+    first = min(numbers.start_index_map, default=0)
+    left = _axes_left(shape, slice_sizes, {*numbers.collapsed_slice_dims, *stack})
+    return stack | {*range(first)} if max(left, default=0) >= first else stack
+
+
+def _axes_left(
     shape: Sequence[int], slice_sizes: Sequence[int], gone: Container[int] = ()
-) -> bool:
-    """Whether a window of these sizes, without some axes, is a matrix, as weights are.
+) -> list[int]:
+    """The axes that a window of these sizes has without some: two are of a matrix, as weights are.
 
     Rows that are looked up in a table are activations. An axis of length one counts if the
     array has no more there.
     """
     pairs = enumerate(zip(shape, slice_sizes, strict=True))
-    there = [
+    return [
         a for a, (n, size) in pairs if a not in gone and (n == 1 or not is_at_most(size, 1))
     ]
-    return len(there) > 1
 
 
 TAKES_WEIGHTS: dict[str, Callable[..., bool]] = {
     "squeeze": lambda shape, dimensions: len(shape) - len(dimensions) > 1,
-    "dynamic_slice": _is_weight,
+    "dynamic_slice": lambda shape, slice_sizes: len(_axes_left(shape, slice_sizes)) > 1,
     "gather": takes_matrices,
 }
 

@@ -18,6 +18,7 @@ import jaxrewrite
 from .._base.structured import promoted
 from .coded import (
     Coded,
+    axes_asked,
     block_sizes,
     check_blocks,
     check_floating,
@@ -214,6 +215,8 @@ class Microscaled(Coded):
         w: Any,
         format: str = "mxfp4",
         block: int | Sequence[int | None] | None = None,
+        *,
+        stack: int | Sequence[int] = (),
     ) -> Microscaled:
         r"""Round a dense array.
 
@@ -232,12 +235,15 @@ class Microscaled(Coded):
         block
             How many consecutive entries share a scale, as in `NF4.quantise`. By default as many
             along the first axis as the format says.
+        stack
+            The axes of a stack, as in `NF4.quantise`.
 
         Raises
         ------
         ValueError
             If ``w`` is not real floating, is float16, or has infinite or NaN entries, the format
-            is not known, or ``block`` does not divide the shape. Under `jax.jit` the entries are
+            is not known, ``block`` does not divide the shape, or ``stack`` is not of axes of
+            ``w``. Under `jax.jit` the entries are
             not known; a block with NaN entries is NaN then.
 
         Examples
@@ -251,7 +257,8 @@ class Microscaled(Coded):
         """
         w, form = checked_weight("Microscaled", w), _form(format)
         sizes = block_sizes("Microscaled", w.shape, form.block if block is None else block)
-        codes, bits, scale = _quantised(w, format, sizes)
+        axes = axes_asked("Microscaled", "stack", w.shape, stack)
+        codes, bits, scale = _quantised(w, format, sizes, axes)
         return cls(codes, bits, scale, format)
 
     def aval(self) -> Any:
@@ -339,12 +346,15 @@ def _powers_of_two(bits: Any) -> Any:
 
 # Compiled as a whole: one operation after the other takes longer, and more memory.
 # A user's subclass is made outside, where its checks may look at the numbers.
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _quantised(w: Any, format: str, sizes: tuple[int, ...]) -> tuple[Any, Any, Any]:
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _quantised(
+    w: Any, format: str, sizes: tuple[int, ...], stack: tuple[int, ...]
+) -> tuple[Any, Any, Any]:
     form = FORMATS[format]
     wide = w.astype(promoted(w.dtype, jnp.float32))
     most = with_nan(of_blocks(jnp.max, abs(wide), sizes), wide, sizes)
-    scale = jnp.ones((1,) * w.ndim, wide.dtype)
+    of_weight = tuple(i for i in range(w.ndim) if i not in stack)
+    scale = jnp.ones([n if i in stack else 1 for i, n in enumerate(w.shape)], wide.dtype)
     if form.scale == _E8M0:
         # What is larger than any float32 has the largest scale, and is cut off.
         limit = jnp.asarray(jnp.finfo(jnp.float32).max, wide.dtype)
@@ -352,7 +362,7 @@ def _quantised(w: Any, format: str, sizes: tuple[int, ...]) -> tuple[Any, Any, A
         bits = _bits_of_powers(within.astype(jnp.float32), _LARGEST[form.element])
     else:
         largest = _LARGEST[form.element] * _LARGEST[form.scale]
-        whole = most.max(initial=0, keepdims=True) / largest
+        whole = most.max(of_weight, initial=0, keepdims=True) / largest
         scale = jnp.where(whole == 0, 1, whole).astype(w.dtype).astype(wide.dtype)
         part = relative(most, scale) / _LARGEST[form.element]
         bits = lax.bitcast_convert_type(

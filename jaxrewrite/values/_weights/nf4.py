@@ -20,6 +20,7 @@ from jaxrewrite.extend import Zeros
 from .._base.structured import promoted
 from .coded import (
     Coded,
+    axes_asked,
     block_sizes,
     check_blocks,
     checked_weight,
@@ -120,12 +121,14 @@ class NF4(Coded):
 
     @classmethod
     def quantise(
-        cls, w: Any, block: int | Sequence[int | None] = 64, *, scale_block: int = 256
+        cls,
+        w: Any,
+        block: int | Sequence[int | None] = 64,
+        *,
+        scale_block: int = 256,
+        stack: int | Sequence[int] = (),
     ) -> NF4:
         """Round a dense array.
-
-        ``jax.vmap(NF4.quantise)`` of the stacked weights of several layers gives each
-        layer its own scales, so that a program can scan over the result.
 
         Parameters
         ----------
@@ -136,13 +139,18 @@ class NF4(Coded):
             first axis. A tuple has a number per axis, or None for the whole axis.
         scale_block
             How many magnitudes share a scale, at most.
+        stack
+            The axes of a stack, such as that of layers. Each of its weights has a mean and
+            scales of its own, so that `jax.vmap` and `jax.lax.scan` can go over the result.
+            ``block`` should be 1 along them.
 
         Raises
         ------
         ValueError
             If ``w`` is not real floating or has infinite or NaN entries, ``block`` does not
-            divide the shape, or ``scale_block`` is not positive. Under `jax.jit` the entries
-            are not known; with an infinite or NaN one, the whole array is NaN.
+            divide the shape, ``scale_block`` is not positive, or ``stack`` is not of axes of
+            ``w``. Under `jax.jit` the entries are not known; with an infinite or NaN one, the
+            whole array is NaN, or the whole weight of a stack.
 
         Examples
         --------
@@ -157,7 +165,8 @@ class NF4(Coded):
         sizes = block_sizes("NF4", w.shape, block)
         if scale_block < 1:
             raise ValueError(f"NF4: `scale_block` must be positive; got {scale_block}.")
-        v = _quantised(w, sizes, scale_block)
+        axes = axes_asked("NF4", "stack", w.shape, stack)
+        v = _quantised(w, sizes, scale_block, axes)
         return cls(v.codes, v.scale_q, v.scale_scale, v.scale_mean)
 
     @classmethod
@@ -231,18 +240,22 @@ class NF4(Coded):
 
 # Compiled as a whole: one operation after the other takes eight times as long, and more memory.
 # A user's subclass is made outside, where its checks may look at the numbers.
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _quantised(w: Any, sizes: tuple[int, ...], scale_block: int) -> NF4:
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _quantised(
+    w: Any, sizes: tuple[int, ...], scale_block: int, stack: tuple[int, ...]
+) -> NF4:
     wide = w.astype(promoted(w.dtype, jnp.float32))
     magnitude = with_nan(of_blocks(jnp.max, abs(wide), sizes), wide, sizes)
     # The sum of the magnitudes may be larger than the largest number.
-    greatest = magnitude.max(initial=0, keepdims=True)
+    of_weight = tuple(i for i in range(w.ndim) if i not in stack)
+    greatest = magnitude.max(of_weight, initial=0, keepdims=True)
     parts = relative(magnitude, greatest)
-    mean = parts.mean(keepdims=True) if parts.size else jnp.zeros((1,) * w.ndim)
+    mean = parts.mean(of_weight, keepdims=True) if parts.size else jnp.zeros_like(greatest)
     # The integers make up for the rounding of what multiplies them and is added to them.
     mean = (greatest * jnp.minimum(mean, 1)).astype(w.dtype)
     deviation = magnitude - mean.astype(wide.dtype)
-    most = of_blocks(jnp.max, abs(deviation), _runs(scale_block, magnitude.shape))
+    runs = _runs(scale_block, magnitude.shape, stack)
+    most = of_blocks(jnp.max, abs(deviation), runs)
     scale = scale_in(w.dtype, most * (1 / 127), 127)
     scale_q = jnp.round(relative(deviation, scale.astype(wide.dtype)))
     unit = relative(wide, magnitude)
@@ -297,11 +310,15 @@ batching.defvectorized(chosen_level_p)
 mlir.register_lowering(chosen_level_p, mlir.lower_fun(_chosen, multiple_results=False))
 
 
-def _runs(count: int, shape: Sequence[int]) -> list[int]:
-    """Sizes of blocks of at most ``count`` neighbours, which fill the last axis first."""
+def _runs(count: int, shape: Sequence[int], stack: Sequence[int]) -> list[int]:
+    """Sizes of blocks of at most ``count`` neighbours, which fill the last axis first.
+
+    No block goes along an axis of a stack.
+    """
     sizes = []
-    for n in reversed(shape):
-        divisors = (d for d in range(min(n, count), 0, -1) if n % d == 0)
+    for i, n in reversed([*enumerate(shape)]):
+        longest = 1 if i in stack else min(n, count)
+        divisors = (d for d in range(longest, 0, -1) if n % d == 0)
         sizes.append(next(divisors, 1))
         count //= sizes[-1]
     return sizes[::-1]

@@ -14,7 +14,7 @@ from jax.tree_util import tree_unflatten
 from .._base.chosen import chosen_leaves, leaves_by_path
 from .._base.progress import Progress, shown
 from .._base.structured import is_value
-from .coded import sizes_along, sizes_asked
+from .coded import is_floating, sizes_along, sizes_asked
 from .concatenated import Concatenated, in_whole_blocks
 from .float8 import DTYPES, Float8
 from .microscaled import FORMATS as MICROSCALED, Microscaled
@@ -51,8 +51,8 @@ def quantise(
     tree
         Any pytree: an Equinox module, parameters of Flax, nested dictionaries.
     where
-        A predicate, called with the path of each leaf (``"blocks/0/kernel"``) and the leaf.
-        It returns whether to quantise the leaf.
+        A predicate, called with the path of each array of real floating numbers
+        (``"blocks/0/kernel"``) and the array. It returns whether to quantise it.
     bits
         2 to 8, ``"nf4"``, ``"float8_e4m3fn"``, ``"float8_e5m2"``, or one of the formats of
         `Microscaled`, such as ``"mxfp4"``.
@@ -122,7 +122,7 @@ def quantise(
     if options.get("block", 0) is None:
         del options["block"]  # As where it is not given.
     paths, leaves, treedef = leaves_by_path(tree)
-    is_open = lambda leaf: not is_value(leaf)
+    is_open = lambda leaf: not is_value(leaf) and is_floating(leaf)
     positions = chosen_leaves("quantise", where, paths, leaves, is_open)
     for i, path in zip(
         positions, shown([paths[i] for i in positions], progress), strict=True
@@ -179,9 +179,11 @@ def check_format(caller: str, bits: Any) -> None:
 def quantised_along(axes: WeightAxes, w: Any, bits: Any, options: dict[str, Any]) -> Any:
     """A weight in a format, with blocks along the axes that a product sums."""
     asked = options.get("block")
-    if "axis" in options or not (asked is None or isinstance(asked, (int, np.integer))):
+    is_number = asked is None or isinstance(asked, (int, np.integer))
+    if not is_number or "axis" in options or "stack" in options:
         raise ValueError(
-            "`axes` says which axes are summed, so `block` is one number, and there is no `axis`."
+            "`axes` says which axes are summed, so `block` is one number, and there is no `axis` or "
+            "`stack`."
         )
     block = options.get("block", DEFAULT_BLOCKS.get(bits))
     summed = math.prod(w.shape[i] for i in axes.rows)
@@ -191,7 +193,11 @@ def quantised_along(axes: WeightAxes, w: Any, bits: Any, options: dict[str, Any]
     )
     sizes = dict(zip(axes.rows, along, strict=True))
     own = tuple(sizes.get(i, 1) for i in range(w.ndim))
-    return _quantised(w, bits, {**options, "block": own})
+    options = {**options, "block": own}
+    # What multiplies the scales is each layer's own, too.
+    if bits in DEFAULT_BLOCKS:
+        options["stack"] = [i for i in range(w.ndim) if i not in axes.rows + axes.cols]
+    return _quantised(w, bits, options)
 
 
 def _near(block: int, n: int) -> int:

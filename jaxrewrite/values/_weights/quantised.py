@@ -50,8 +50,9 @@ class Quantised(Coded):
     alone or along the others alone. It stays quantised when it is transposed, reshaped, broadcast, reversed, sliced, concatenated
     with its kind, negated, or cast to another floating dtype of 16 bits or more. It also stays quantised when
     it is multiplied or divided by a number, or by one number per index of an axis, unless each
-    entry would then have a scale of its own. Matrices gathered from a stack are quantised; rows
-    gathered from a table are dense. Everything else makes it dense.
+    entry would then have a scale of its own. Matrices gathered from a stack are quantised, along
+    whatever axes in front of theirs. Rows gathered from a table, or from each table of a stack,
+    are dense. Everything else makes it dense.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ from jaxrewrite import primitives
 
 from .._base.chosen import leaves_by_path
 from .._base.structured import Structured
-from .coded import TAKES_WEIGHTS, is_floating
+from .coded import TAKES_WEIGHTS, axes_of_stack, is_floating
 from .concatenated import parts_of_several
 
 
@@ -59,7 +59,8 @@ def weight_axes(
         summed, and ``cols``, those that the result has. Other axes are those of a stack: of the
         layers of a scan, or of a batch of weights. A table in which rows are looked up has the
         axes of what is looked up as ``rows``, as it has in the product that makes the tokens
-        again. If products differ, the first one in the program decides.
+        again. If products differ, the first one in the program decides. A weight of which the
+        program makes another array before, as by a mask, is not found.
 
     Examples
     --------
@@ -114,8 +115,8 @@ def axes_of_leaf(caller: str, axes: AnyAxes, path: str, w: Any) -> WeightAxes:
         if path not in axes:
             raise ValueError(
                 f"{caller}: axes says nothing of {path}, of shape {w.shape}. If weight_axes made it, the "
-                "function did not multiply this weight with an array. Leave it out, by where, or "
-                "add its rows and columns to axes."
+                "function did not multiply this weight with an array, or made another array of it "
+                "before, as a mask does. Leave it out, by where, or add its rows and columns to axes."
             )
         axes = axes[path]
     elif callable(axes):
@@ -252,7 +253,10 @@ def _(x: ArrayLike, v: _StandIn, *, dimension_numbers, **params) -> Any:
 def _(v: _StandIn, *indices: ArrayLike, primitive, slice_sizes, **params) -> Any:
     are_weights = TAKES_WEIGHTS[primitive.name](v.shape, slice_sizes=slice_sizes, **params)
     if v.ndim > 1 and not are_weights:
-        v.note(v.record.lookups, [i for i, n in enumerate(slice_sizes) if n > 1])
+        numbers = params.get("dimension_numbers")
+        stack = axes_of_stack(v.shape, numbers, slice_sizes) if numbers else set()
+        rows = [i for i, n in enumerate(slice_sizes) if n > 1 and i not in stack]
+        v.note(v.record.lookups, rows, stack)
         # Rows that are looked up are no weight.
         return primitive.bind(v.array, *indices, slice_sizes=slice_sizes, **params)
     return NotImplemented

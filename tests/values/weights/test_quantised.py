@@ -287,6 +287,39 @@ def test_one_row_that_is_looked_up_is_dense_as_several_are(kind):
     assert_same(forbid(fn)(v, jnp.int32(4)), fn(v.materialise(), jnp.int32(4)), 1e-5)
 
 
+def normed(table, i):
+    row = table[i]
+    return row * lax.rsqrt(jnp.mean(row**2, -1, keepdims=True) + 1e-6)
+
+
+STACKS_OF_TABLES = {
+    "shared": lambda x, i: jax.vmap(normed, (0, None))(x, i[0]),
+    "own": jax.vmap(normed),
+    "one shared": lambda x, i: jax.vmap(normed, (0, None))(x, i[0, 0]),
+    "each row": lambda x, i: jax.vmap(jax.vmap(normed, (None, 0)), (0, None))(x, i[0]),
+    "rows first": lambda x, i: jax.vmap(jax.vmap(normed, (0, None)), (None, 0))(x, i[0]),
+    "two stacks": lambda x, i: jax.vmap(jax.vmap(normed, (0, None)), (0, None))(
+        x.reshape(2, 2, *x.shape[1:]), i[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("program", STACKS_OF_TABLES)
+@kinds
+def test_rows_out_of_each_table_of_a_stack_are_activations(kind, program):
+    v, i = make(kind, 4, 8, 16), jnp.array([[3, 0, -1]] * 4)
+    fn = STACKS_OF_TABLES[program]
+    assert_same(forbid(fn)(v, i), fn(v.materialise(), i), 1e-5)
+
+
+@kinds
+def test_matrices_out_of_each_of_several_stacks_are_weights(kind):
+    v, i = make(kind, 4, 3, 8, 16), jnp.array([2, 0])
+    fn = jax.vmap(lambda x, i: x[i], (0, None))
+    assert type(forbid(fn)(v, i)) is type(v)
+    assert_same(forbid(fn)(v, i), fn(v.materialise(), i), 1e-5)
+
+
 @kinds
 def test_matrices_out_of_a_stack_are_weights_still(kind):
     v = make(kind, 4, 8, 16)
@@ -605,6 +638,20 @@ def test_an_nnx_model(bulk):
     assert_same(forbid(apply)(quantised, x), x @ quantised["kernel"].materialise(), 1e-5)
 
 
+@pytest.mark.parametrize(
+    "options", [{"axis": 0}, {"block": 8}, {"bits": "nf4", "block": 8}, {"bits": "mxfp4"}]
+)
+def test_the_predicate_sees_arrays_alone(options):
+    """Models have functions, integers and random keys among their leaves."""
+    is_matrix = lambda path, leaf: leaf.ndim == 2
+    mlp = quantise(eqx.nn.MLP(32, 4, 16, 1, key=jax.random.key(0)), is_matrix, **options)
+    assert not isinstance(mlp.layers[0].weight, jax.Array)
+    dropout = nnx.Sequential(nnx.Linear(32, 8, rngs=nnx.Rngs(0)), nnx.Dropout(0.5))
+    state = quantise(nnx.state((dropout, nnx.Rngs(0))), is_matrix, **options)
+    is_value = lambda leaf: isinstance(leaf, jaxrewrite.Value)
+    assert any(map(is_value, jax.tree.leaves(state, is_leaf=is_value)))
+
+
 # --- what is refused ----------------------------------------------------------------------
 
 Q, S = jnp.ones((8, 6), jnp.int8), jnp.ones((4, 1))
@@ -647,7 +694,10 @@ BAD = {
     "a/19, and 1 more": lambda: quantise({"a": [S] * 21}, lambda *_: False),
     "bits is 'NF4'.*'nf4'": lambda: quantise({"a": S}, lambda *_: True, "NF4"),
     "bits is 'int8'.* 2 to 8": lambda: quantise({"a": S}, lambda *_: True, "int8"),
-    "`a/b` can't": lambda: quantise({"a": {"b": Q}}, lambda *_: True),
+    "`a/b` can't": lambda: quantise({"a": {"b": S * jnp.nan}}, lambda *_: True),
+    "no leaf .* can't be chosen: a/b, c.": lambda: quantise(
+        {"a": {"b": Q}, "c": 2.0}, lambda *_: True
+    ),
 }
 
 

@@ -181,6 +181,36 @@ def test_every_format_has_blocks_along_what_is_summed(bits):
     np.testing.assert_array_less(error, most / levels[bits])
 
 
+FORMATS = [8, 4, "nf4", "float8_e4m3fn", "mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "nvfp4"]
+
+
+@pytest.mark.parametrize("block", [None, 24])
+@pytest.mark.parametrize("bits", FORMATS)
+def test_what_is_outside_may_go_over_a_stack(bits, block):
+    """Each weight of the stack has all of its scales, also where the last block is shorter."""
+    w = jax.random.normal(KEY, (3, 64, 16)) * jnp.array([[[1.0]], [[9.0]], [[0.1]]])
+    v = quantise({"w": w}, is_weight, bits, block=block, axes=((1,), (2,)))["w"]
+    one = jaxrewrite.transform(lambda w, x: x @ w, materialise="forbid")
+    x = jnp.ones(64)
+    want = jnp.einsum("i,lij->lj", x, v.materialise())
+    np.testing.assert_allclose(jax.vmap(one, (0, None))(v, x), want, rtol=2e-5, atol=2e-5)
+    _, got = jax.lax.scan(lambda carry, w: (carry, one(w, x)), 0, v)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    alone = quantise({"w": w[2]}, is_weight, bits, block=block, axes=((0,), (1,)))["w"]
+    np.testing.assert_allclose(v.materialise()[2], alone.materialise(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", ["nf4", "nvfp4"])
+def test_a_stack_may_be_any_axis(bits):
+    w = jax.random.normal(KEY, (64, 3, 16)) * jnp.array([[1.0], [9.0], [0.1]])
+    v = quantise({"w": w}, is_weight, bits, axes=((0,), (2,)))["w"]
+    one = jaxrewrite.transform(lambda w, x: x @ w)
+    got = jax.vmap(one, (jax.tree.map(lambda _: 1, v), None))(v, jnp.ones(64))
+    np.testing.assert_allclose(got, v.materialise().sum(0), rtol=2e-5, atol=2e-5)
+    with pytest.raises(ValueError, match="`stack` 3 is not an axis"):
+        type(v).quantise(w, block=1, stack=3)
+
+
 @pytest.mark.parametrize(
     "shape, rows, want",
     [
@@ -267,6 +297,20 @@ def test_a_bias_of_each_head_is_no_weight(batch, tokens):
     assert found == dict.fromkeys("qk", ((0,), (1, 2)))
 
 
+@pytest.mark.parametrize("own", [None, 0])
+def test_the_stack_of_tables_is_neither_looked_up_nor_summed(own):
+    ids = jnp.array([4, 1]) if own is None else jnp.array([[4, 1]] * 3)
+    table, want = jnp.ones((3, 9, 5)), {"table": ((2,), (1,))}
+    look = jax.vmap(lambda table, i: table[i], (0, own))
+    assert weight_axes(lambda p, i: look(p["table"], i), {"table": table}, ids) == want
+
+
+def test_columns_that_are_looked_up_are_of_one_table():
+    columns = lambda p, i: p["columns"][:, i]
+    found = weight_axes(columns, {"columns": jnp.ones((5, 9))}, jnp.array([4, 1]))
+    assert found == {"columns": ((0,), (1,))}
+
+
 def test_a_weight_with_a_change_for_each_example_is_found():
     def model(p, deltas, xs):
         own = jnp.broadcast_to(p["w"], deltas.shape) + deltas
@@ -322,6 +366,17 @@ def test_errors_name_the_weight_and_the_way_out(of):
         of(stacked, is_weight, **more, axes=lambda path, leaf: None)
 
 
+def test_a_weight_that_a_mask_changes_first_is_said_to_be_one():
+    w, masked = (
+        {"w": jnp.ones((4, 3))},
+        lambda p, x: x @ jnp.where(jnp.eye(4, 3) > 0, p["w"], 0),
+    )
+    axes = weight_axes(masked, w, jnp.ones(4))
+    assert axes == {}
+    with pytest.raises(ValueError, match="nothing of w.*as a mask does. Leave it out"):
+        adapt(w, is_weight, 2, KEY, axes=axes)
+
+
 def test_blocks_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"whole blocks.* Or give axes=weight_axes"):
         quantise({"kernel": jnp.ones((3, 64, 4))}, is_weight, block=64)
@@ -330,7 +385,7 @@ def test_blocks_that_do_not_fit_are_refused():
         4096,
         3,
     )
-    for more in ({"axis": 0}, {"block": (1, 2)}):
+    for more in ({"axis": 0}, {"block": (1, 2)}, {"stack": 0}):
         with pytest.raises(ValueError, match="there is no `axis`"):
             quantise(prime, is_weight, axes=((0,), (1,)), **more)
 
