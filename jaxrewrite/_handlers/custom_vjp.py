@@ -24,7 +24,7 @@ from .._core.rewrite import handlers, sees_arrays
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
-from .._staging.closures import arrays_of_call, run_rule
+from .._staging.closures import WITH_BODIES, arrays_of_call, bodies_close_over, run_rule
 from .._staging.program import function_of, run_on_values
 from .adapters import MakeDense
 from .derivatives import (
@@ -151,6 +151,7 @@ def _closes_over(eqn: JaxprEqn) -> bool:
 
 
 sees_arrays["custom_vjp_call"] = _closes_over
+sees_arrays.update(dict.fromkeys(WITH_BODIES, bodies_close_over))
 
 
 def _in_shapes(flags: Sequence[bool]) -> list[Any]:

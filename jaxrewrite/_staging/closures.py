@@ -99,12 +99,17 @@ def run_of(staging: Staging, leaves: Sequence[Any]) -> Iterator[None]:
         _running.frames.pop()
 
 
+# The primitives that run jaxprs of a user as they are.
+WITH_BODIES = frozenset({"cond", "jit", "remat2", "scan", "while"})
+
 _answers = WeakCaches(1)
 
 
 def bodies_close_over(eqn: JaxprEqn) -> bool:
     """Whether a derivative rule of an equation in a body holds arrays of a trace."""
-    return any(map(_closes_over, _compat.bodies_in_params(eqn.params)))
+    return eqn.primitive.name in WITH_BODIES and any(
+        map(_closes_over, _compat.bodies_in_params(eqn.params))
+    )
 
 
 def _closes_over(body: AnyJaxpr) -> bool:
