@@ -71,9 +71,11 @@ def call_rule(rule: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 def trace_context() -> tuple[Any, ...]:
     """The settings of JAX that a staged program depends on; hashable.
 
-    JAX puts the mesh of devices into equations, and has it in its keys beside these settings.
+    JAX puts the mesh of devices into equations, and has it in its keys beside these settings. Keys
+    of random numbers are made while a function is staged.
     """
-    return jax_trace_context(), get_concrete_mesh()
+    config: Any = jax.config  # Its attributes are made when JAX is imported.
+    return jax_trace_context(), get_concrete_mesh(), config.jax_default_prng_impl
 
 
 def key_of(params: Mapping[str, Any]) -> tuple[Any, ...]:

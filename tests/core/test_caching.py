@@ -109,6 +109,14 @@ def test_settings_of_jax_are_part_of_the_key():
     assert run(Doubled(X)).dtype == jnp.float32
 
 
+def test_the_kind_of_random_keys_is_part_of_the_key():
+    fn = lambda v: jax.random.normal(jax.random.key(0), (3,)) + v
+    run = transform(fn, materialise="allow")
+    for kind in ("threefry2x32", "rbg"):
+        with jax.default_prng_impl(kind):
+            np.testing.assert_allclose(run(Doubled(X)), fn(2 * X), rtol=1e-6)
+
+
 def test_closed_over_tracers_are_never_kept():
     def outer(y):
         inner = lambda v: v * y
