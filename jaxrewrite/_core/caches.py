@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _clear_functions: list[Callable[[], None]] = []
+_weak_caches: weakref.WeakSet[WeakCaches] = weakref.WeakSet()
 
 
 def clear_caches() -> None:
@@ -26,7 +27,7 @@ def clear_caches() -> None:
     >>> import jaxrewrite
     >>> jaxrewrite.clear_caches()
     """
-    for clear in _clear_functions:
+    for clear in [*_clear_functions, *(caches.clear for caches in _weak_caches)]:
         clear()
 
 
@@ -97,7 +98,7 @@ class WeakCaches:
         # The caches with entries: most objects that have a cache outlive its entries.
         self._filled: weakref.WeakSet[BoundedCache] = weakref.WeakSet()
         self._lock = threading.Lock()
-        _clear_functions.append(self.clear)
+        _weak_caches.add(self)
 
     def of(self, owner: Any) -> BoundedCache:
         """Return the cache of ``owner``, which must be hashable and weakly referable."""

@@ -14,6 +14,7 @@ import numbers
 import sys
 import threading
 import typing
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -28,6 +29,7 @@ from .._compat import Literal, Primitive
 from . import hooks
 from .annotations import Dense, Number, Signature, guards_hold, read_signature, shown
 from .avals import avals_of
+from .caches import WeakCaches
 from .errors import AmbiguousRuleError, add_note
 from .pytree import prepare_defined
 from .value import Operand, Value, is_value
@@ -213,6 +215,9 @@ class Table:
         self._matches: dict[tuple[Any, ...], list[Entry]] = {}
         self._of_passes: dict[hooks.Pass, tuple[Any, ...]] = {}
         self.version: int = 0
+        # The programs that were rewritten with it; they live no longer than the table.
+        self.programs = WeakCaches(1024)
+        self._ref = weakref.ref(self)
 
     def register(
         self,
@@ -364,10 +369,6 @@ class Table:
         """The entries of a pass, in the order in which they were added."""
         return self._of_passes.get(pass_, ())
 
-    def has_entries(self) -> bool:
-        """Whether any pass has entries."""
-        return any(self._of_passes.values())
-
     def _add(self, primitives: Sequence[Primitive], rule: Rule, twin: Rule | None) -> None:
         entries = list(self._entries(rule))
         twins = [Entry(twin, x.types[::-1], x.guards[::-1]) for x in entries if twin]
@@ -495,12 +496,12 @@ class RulesInForce:
     def matter_inside(self) -> bool:
         """Whether traces with these tables may differ from traces without a transform."""
         return self.tables != (global_rules,) or bool(
-            global_rules.dense_rules() or global_rules.has_entries()
+            global_rules.dense_rules() or any(global_rules._of_passes.values())
         )
 
     def state(self) -> tuple[Any, ...]:
-        """The part of a cache's key that stands for the rules; hashable."""
-        return tuple((rules, rules.version) for rules in self.tables)
+        """The part of a cache's key that stands for the rules; hashable. It holds no table."""
+        return tuple((rules._ref, rules.version) for rules in self.tables)
 
     def dense_primitives(self) -> frozenset[Primitive]:
         primitives = frozenset().union(

@@ -56,8 +56,7 @@ class Settings(NamedTuple):
     def mark(self) -> Any:
         """A key that sets functions traced under these settings apart from others; hashable.
 
-        It is ``None`` if it would be the same without them. It does not hold the tables, or
-        JAX's caches would never free them.
+        It is ``None`` if it would be the same without them. It holds no table, which JAX would keep.
         """
         held = (self.recorder, self.assumed)
         recorder, assumed = (None if x is None else weakref.ref(x) for x in held)
@@ -66,8 +65,7 @@ class Settings(NamedTuple):
         state = policy, recorder, assumed
         if not any(state) and not self.rules.matter_inside():
             return None
-        tables = [(weakref.ref(rules), version) for rules, version in self.rules.state()]
-        return (*state, *self.rules.left(), *tables)
+        return (*state, *self.rules.left(), *self.rules.state())
 
 
 class _Local(threading.local):

@@ -241,16 +241,8 @@ class Rewriting:
 
     def _shared(self) -> tuple[BoundedCache, Any]:
         """The traces of all rewritings with the nearest table, and the key of the other state."""
-        nearest, *others = self.settings.rules.state()
-        # The key must not refer to the table, or the table would never be freed.
-        state = (
-            self.settings.policy,
-            *self.settings.rules.left(),
-            nearest[1],
-            *others,
-            _compat.trace_context(),
-        )
-        return _kept_traces.of(nearest[0]), state
+        state = self.settings.key(), _compat.trace_context()
+        return _kept_traces.of(self.settings.rules.tables[0]), state
 
     def _settings(self, flat: Flat) -> Settings:
         """The settings for a rule while it is traced.

@@ -37,12 +37,12 @@ from .. import _compat
 from .._compat import ClosedJaxpr, Primitive, Tree
 from .._core import hooks
 from .._core.avals import no_pytree, rule_children
-from .._core.caches import BoundedCache, WeakCaches, bounded_cache, cached
+from .._core.caches import BoundedCache, bounded_cache, cached
 from .._core.dense import make_dense, materialised
 from .._core.errors import MaterialisationError
 from .._core.notices import warn
 from .._core.pytree import check_static_fields
-from .._core.rules import Table, look_up_primitive
+from .._core.rules import Table, global_rules, look_up_primitive
 from .._core.settings import Settings, current_settings, use_settings
 from .._core.value import ArrayOrValue, Value, is_value
 from .._signatures import checked
@@ -342,8 +342,6 @@ def _materialiser(treedef: PyTreeDef) -> Callable[..., Any]:
 # --- a transformed function -----------------------------------------------------
 
 
-_programs = WeakCaches(1024)
-
 _NOTHING: Any = object()  # It stands for a program that has nothing to rewrite.
 
 
@@ -402,7 +400,7 @@ class Transformed(Generic[_P, _R]):
         self._rules = rules
         self._policy = policy
         self._fn_tree = function_tree(fn)
-        self._programs, self._tag = _program_cache(fn, self._fn_tree)
+        self._programs, self._tag = _program_cache(fn, self._fn_tree, global_rules)
         # The same function inside of `jax.jit`, if ``fn`` is a jitted one.
         self._jitted = BoundedCache(16) if _compat.is_plain_jit(fn) else None
 
@@ -507,7 +505,10 @@ class Transformed(Generic[_P, _R]):
         if settings.rules.num_later and _has_values(tree):
             settings = settings._replace(rules=settings.rules.of_values())
         key = self._key(tree, leaves, treedef, settings)
-        staged = None if key is None else self._programs.get(key)
+        programs, table = self._programs, settings.rules.tables[0]
+        if table is not global_rules:
+            programs, _ = _program_cache(self._fn, self._fn_tree, table)
+        staged = None if key is None else programs.get(key)
         if (
             staged is None
             or (staged is _NOTHING and always)
@@ -531,7 +532,7 @@ class Transformed(Generic[_P, _R]):
             else:
                 staged, is_cacheable = _NOTHING, True
             if key is not None and is_cacheable:
-                self._programs.put(key, staged)
+                programs.put(key, staged)
         elif staged is not _NOTHING and staged.warnings:
             warn(staged.warnings, is_again=True)
         return leaves, None if staged is _NOTHING else staged
@@ -567,18 +568,20 @@ def _named(fn: object) -> object:
     return named
 
 
-def _program_cache(fn: Callable[..., Any], fn_tree: Tree) -> tuple[BoundedCache, Any]:
+def _program_cache(
+    fn: Callable[..., Any], fn_tree: Tree, table: Table
+) -> tuple[BoundedCache, Any]:
     """The cache for the programs of a function, and a tag that is part of the keys.
 
-    The programs are kept with the function. Python makes a method anew at each access, so
+    The programs are kept with the function, and with the table of rules that is the nearest. Python makes a method anew at each access, so
     those of a method are kept with its object. Those of a callable pytree are kept with its
     class, because its leaves are arguments of the program.
     """
     owner: Any = fn if fn_tree is None else type(fn)
-    tag, cache_of = None, _programs.of
+    tag, cache_of = None, table.programs.of
     if inspect.ismethod(owner):
         # The methods of equal objects may differ, as for `jax.jit`.
-        owner, tag, cache_of = owner.__self__, owner.__func__, _programs.of_same
+        owner, tag, cache_of = owner.__self__, owner.__func__, table.programs.of_same
     try:
         hash(owner)
         return cache_of(owner), tag

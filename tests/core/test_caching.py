@@ -278,16 +278,16 @@ def test_unhashable_static_arguments_are_staged_each_time():
 
 
 def test_programs_of_one_function_are_bounded():
-    from jaxrewrite._staging.transform import _programs
+    from jaxrewrite._core.rules import global_rules
 
     fn, _ = counted()
     run = transform(fn)
     v = Doubled(X)
     for i in range(20):
         run(v, i)
-    assert len(_programs.of(fn)) == 20
+    assert len(global_rules.programs.of(fn)) == 20
     jaxrewrite.clear_caches()
-    held = _programs.of(fn)
+    held = global_rules.programs.of(fn)
     assert len(held) == 0
     np.testing.assert_allclose(run(v, 1), X * 2 + 1)
     assert len(held) == 1
@@ -411,10 +411,15 @@ def use_a_table():
     def _(v: Doubled, y: jax.Array, **params):
         return v.x + array
 
-    np.testing.assert_allclose(
-        transform(lambda v: v + 1, rules=rules)(Doubled(X)), X + jnp.arange(3.0)
-    )
+    for fn in (lambda v: v + 1, plus_one):  # The second function outlives the table.
+        np.testing.assert_allclose(
+            transform(fn, rules=rules)(Doubled(X)), X + jnp.arange(3.0)
+        )
     return weakref.ref(rules), weakref.ref(array)
+
+
+def plus_one(v):
+    return jax.lax.scan(lambda carry, _: (v + 1, None), jnp.zeros(3), None, length=1)[0]
 
 
 def test_what_stays_within_a_rule_is_rewritten_in_the_program():

@@ -15,7 +15,7 @@ from reference.own import Lora
 
 import jaxrewrite
 from jaxrewrite import make_jaxpr, primitives, transform
-from jaxrewrite._staging.transform import _programs
+from jaxrewrite._core.rules import global_rules
 from jaxrewrite.values import (
     Diagonal,
     Interval,
@@ -782,7 +782,7 @@ def test_bodies_that_change_shapes_are_the_error_of_jax(fn):
     assert first(implicit) == first(dense)
     notes = "\n".join(implicit.value.__notes__)
     assert f"in staging {fn.__name__} on (Lora:f32[3,3])\n  at {__file__}:" in notes
-    assert len(_programs.of(fn)) == 0
+    assert len(global_rules.programs.of(fn)) == 0
     allow(lambda v: -v)(v)
 
 
