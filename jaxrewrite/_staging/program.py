@@ -367,7 +367,7 @@ def _new_array(x: Any, aval: Any) -> Any:
     if _compat.has_tracers([x]):
         return x
     # The function may branch on it, also where JAX traces.
-    with jax.ensure_compile_time_eval():
+    with jax.ensure_compile_time_eval(), _compat.bits_of([aval]):
         if isinstance(x, jax.Array):
             return jnp.copy(x)
         return _compat.as_weak_as(jnp.asarray(x, aval.dtype), aval)
