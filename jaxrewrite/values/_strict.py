@@ -11,7 +11,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue
 
 from ._base.structured import Structured, inexact, is_number
-from ._matrices.scaled import Scaled
+from ._matrices.scaled import by_number
 
 
 strict_zeros: jaxrewrite.Rules = jaxrewrite.Rules()
@@ -58,7 +58,7 @@ def _(x: _Operand, y: _Operand, *sizes: Array, primitive: Any, **params: Any) ->
     for v, factor in pairs:
         is_factor = not isinstance(factor, ArrayValue) and is_number(factor)
         if primitive.name == "mul" and is_factor and inexact(v):
-            return Scaled(v, jnp.reshape(factor, ()))
+            return by_number(jnp.multiply, v, factor)
     both = (WithZeros(z) if _has_zeros(z) else z for z in (x, y))
     return jaxrewrite.bind(primitive, *both, *sizes, **params)
 

@@ -40,7 +40,7 @@ from .entry_products import sum_of_entries, times_array, times_matrix
 from .matrix import Matrix, closed_sum, lazily, negated, swapped
 from .monomial import Diagonal
 from .product import matrix_product
-from .scaled import Scaled
+from .scaled import Scaled, by_number
 from .sum import Sum, sum_of
 
 
@@ -240,9 +240,7 @@ def _(x: Matrix, y: Array, *, primitive: Any, **params: Any) -> Any:
     if primitive.name != "div" or v is y or not inexact(v):
         return NotImplemented
     if is_number(y):
-        # A division of zeros by zero or NaN gives NaN. `Scaled` keeps the inverse, so that
-        # its product with zeros does, too.
-        return Scaled(v, 1 / jnp.reshape(y, ()))
+        return by_number(jnp.divide, v, y)
     if v.entries is not None and jnp.shape(y) == v.shape:
         return v.materialise() / y
     return NotImplemented
