@@ -87,6 +87,13 @@ def test_permutations_have_their_factors_and_signs():
         assert_same(v.determinant(), jnp.linalg.det(dense(v)), 2e-5)
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8"])
+def test_the_sign_of_a_permutation_of_a_dtype_without_signs(dtype):
+    v = Permutation(jnp.array([1, 0, 2]), dtype)
+    for fn in (jnp.linalg.det, lambda v: tuple(jnp.linalg.slogdet(v))):
+        assert_same(forbid(fn)(v), fn(dense(v).astype("float32")), 1e-6)
+
+
 # --- blocks -----------------------------------------------------------------------------
 
 
@@ -114,6 +121,8 @@ def test_rectangular_blocks():
     assert_same(v @ w, dense(v) @ dense(w), 2e-5)
     assert_same(forbid(jnp.diagonal)(v), jnp.diagonal(dense(v)), 2e-5)
     assert v.known_lu() is NotImplemented
+    none = BlockDiagonal(jnp.ones((0, 2, 3)))
+    assert (none @ none).shape == (0, 0) and (none @ none.T).shape == (0, 0)
 
 
 def test_factors_of_blocks():
