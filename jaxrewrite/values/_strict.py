@@ -22,7 +22,7 @@ finite. So ``Diagonal(d) @ x`` can be NaN only in rows where ``x`` itself is inf
 With ``transform(fn, rules=strict_zeros)`` the products of such a value are those of the
 dense array. It is made dense as the policy ``materialise=`` allows; a number times such a
 value is a `Scaled`. Everything that is not a product agrees with the dense array in any
-case.
+case, but for the sign of the zeros that no leaf holds, which stay positive in ``-v``.
 
 Examples
 --------

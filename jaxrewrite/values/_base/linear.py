@@ -77,7 +77,7 @@ def _(v: Linear, *, new_dtype: Any, **params: Any) -> Any:
     return v.cast(jnp.dtype(new_dtype)) if is_linear_cast(v, new_dtype) else NotImplemented
 
 
-def multiply_by_parts(x: Any, y: Any, params: dict[str, Any], of: type = Linear) -> bool:
+def multiply_by_parts(x: Any, y: Any, params: dict[str, Any], of: Any = Linear) -> bool:
     """Whether a product is the product of the parts, not in a wider dtype than that of a sum.
 
     A sum of small integers wraps around, and one of booleans is a disjunction, before either is

@@ -35,6 +35,7 @@ from .._base.structured import (
     total,
     zero_unless,
 )
+from .algebra import LinearAlgebra
 from .conjugates import conjugated
 from .entry_products import sum_of_entries, times_array, times_matrix
 from .matrix import Matrix, closed_sum, lazily, negated, swapped
@@ -101,6 +102,11 @@ def standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
     """The operands in the order of ``x @ y``, or ``None`` for any other product."""
     (xc, yc), (xb, yb) = dimension_numbers
     batch = tuple(range(x.ndim - 2))
+    if (
+        isinstance(y, LinearAlgebra) and y.ndim == 2 and not xb
+    ):  # Each matrix of a stack times the same one.
+        y = transform(lambda y: jnp.broadcast_to(y, (*x.shape[:-2], *y.shape)))(y)
+        yc, xb, yb = tuple(axis + len(batch) for axis in yc), batch, batch
     if x.ndim < 2 or x.ndim != y.ndim or (tuple(xb), tuple(yb)) != (batch, batch):
         return None
     if len(xc) != 1 or min(*xc, *yc) < len(batch):

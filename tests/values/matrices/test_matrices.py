@@ -327,6 +327,16 @@ def test_closed_forms():
     assert isinstance(Product((jnp.ones((4, 2)), jnp.ones((2, 4)))) @ d, Product)
 
 
+@names
+def test_a_stack_times_one_matrix(name, bulk):
+    v = jaxrewrite.numpy.stack([value(name), value(name, 1)])
+    for w in (Diagonal(X[:, 0]), Circulant(X[:, 1]), LowRank(X, X.T)):
+        fn = lambda v, w: (v @ w, v.mT @ w.T)
+        got = jaxrewrite.transform(fn, materialise="forbid")(v, w)
+        assert all(isinstance(x, jaxrewrite.Value) for x in got)
+        assert_same(got, fn(*jaxrewrite.materialise((v, w))), 1e-4)
+
+
 QUOTIENTS = {
     "array": (lambda v, c: (v / c) @ jnp.full((4, 2), 2, v.dtype), 2e4, 1000, "float16"),
     "matrix": (lambda v, c: (v / c) @ (v / c), 3000, 1000, "float16"),
