@@ -541,3 +541,18 @@ def test_products_with_an_annotated_factor():
     v = Kronecker(Tagged(a, "tag"), b)
     got = jaxrewrite.transform(lambda v, x: x @ v, materialise="allow")(v, x)
     np.testing.assert_allclose(jaxrewrite.materialise(got), x @ jnp.kron(a, b))
+
+
+@pytest.mark.parametrize("axis", [None, 0, -1, (-2, -1)])
+def test_norms_whose_factors_have_squares_out_of_range(axis, bulk):
+    norm = lambda v: jnp.linalg.norm(v, axis=axis)
+    large, small = normal(0, 2, 3) * 1e25, normal(1, 3, 1) * 1e-25
+    for v in (
+        Kronecker(large, small),
+        Kronecker(large, Identity(2), small),
+        Kronecker(0 * large, small),
+        Kronecker(normal(2, 4, 2, 3), normal(3, 4, 3, 1)),
+    ):
+        if axis in (None, 0) and v.batch:
+            continue
+        assert_same(forbid(norm)(v), norm(dense(v)), 2e-5)
