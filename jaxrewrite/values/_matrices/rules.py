@@ -102,9 +102,8 @@ def standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
     """The operands in the order of ``x @ y``, or ``None`` for any other product."""
     (xc, yc), (xb, yb) = dimension_numbers
     batch = tuple(range(x.ndim - 2))
-    if (
-        isinstance(y, LinearAlgebra) and y.ndim == 2 and not xb
-    ):  # Each matrix of a stack times the same one.
+    is_stack = x.ndim > y.ndim == 2 and not xb
+    if is_stack and isinstance(y, LinearAlgebra):  # Each times the same matrix.
         y = transform(lambda y: jnp.broadcast_to(y, (*x.shape[:-2], *y.shape)))(y)
         yc, xb, yb = tuple(axis + len(batch) for axis in yc), batch, batch
     if x.ndim < 2 or x.ndim != y.ndim or (tuple(xb), tuple(yb)) != (batch, batch):
