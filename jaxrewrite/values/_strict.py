@@ -11,7 +11,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue
 
 from ._base.structured import Structured, inexact, is_number
-from ._matrices.scaled import Scaled
+from ._matrices.scaled import by_number
 
 
 strict_zeros: jaxrewrite.Rules = jaxrewrite.Rules()
@@ -22,7 +22,7 @@ finite. So ``Diagonal(d) @ x`` can be NaN only in rows where ``x`` itself is inf
 With ``transform(fn, rules=strict_zeros)`` the products of such a value are those of the
 dense array. It is made dense as the policy ``materialise=`` allows; a number times such a
 value is a `Scaled`. Everything that is not a product agrees with the dense array in any
-case.
+case, but for the sign of the zeros that no leaf holds, which stay positive in ``-v``.
 
 Examples
 --------
@@ -58,7 +58,7 @@ def _(x: _Operand, y: _Operand, *sizes: Array, primitive: Any, **params: Any) ->
     for v, factor in pairs:
         is_factor = not isinstance(factor, ArrayValue) and is_number(factor)
         if primitive.name == "mul" and is_factor and inexact(v):
-            return Scaled(v, jnp.reshape(factor, ()))
+            return by_number(jnp.multiply, v, factor)
     both = (WithZeros(z) if _has_zeros(z) else z for z in (x, y))
     return jaxrewrite.bind(primitive, *both, *sizes, **params)
 

@@ -77,15 +77,15 @@ def _(v: Linear, *, new_dtype: Any, **params: Any) -> Any:
     return v.cast(jnp.dtype(new_dtype)) if is_linear_cast(v, new_dtype) else NotImplemented
 
 
-def multiply_by_parts(x: Any, y: Any, params: dict[str, Any]) -> bool:
+def multiply_by_parts(x: Any, y: Any, params: dict[str, Any], of: Any = Linear) -> bool:
     """Whether a product is the product of the parts, not in a wider dtype than that of a sum.
 
     A sum of small integers wraps around, and one of booleans is a disjunction, before either is
-    multiplied in a wider dtype.
+    multiplied in a wider dtype. The sums are those operands that are instances of ``of``.
     """
     wide = params.get("preferred_element_type")
     wide = jnp.result_type(x.dtype, y.dtype) if wide is None else wide
-    sums = (z for z in (x, y) if isinstance(z, Linear))
+    sums = (z for z in (x, y) if isinstance(z, of))
     return all(inexact(z) or z.dtype == wide for z in sums)
 
 

@@ -142,7 +142,8 @@ class BlockDiagonal(Matrix):
     def times(self, other: Any) -> Any:
         if not isinstance(other, BlockDiagonal):
             return NotImplemented
-        if self.blocks.shape[-3] != other.blocks.shape[-3]:
+        k, _, q = self.blocks.shape[-3:]
+        if (k, q) != other.blocks.shape[-3:-1]:  # Of no blocks any widths fit.
             return NotImplemented
         return BlockDiagonal(self.blocks @ other.blocks)
 

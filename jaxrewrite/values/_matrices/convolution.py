@@ -11,6 +11,7 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 
 from .._base.contract import contract, transpose
+from .._base.linear import multiply_by_parts
 from .low_rank import LowRank, factors
 from .low_rank_factors import RANK, Factor
 
@@ -27,11 +28,13 @@ def convolved(x: ArrayLike, v: LowRank, *, preferred_element_type, **params) -> 
     .. [1] E. Hu et al. (2021), LoRA: Low-Rank Adaptation of Large Language Models,
        arXiv:2106.09685; its authors' library does so for convolutions.
     """
-    if v.rank == 0:
+    x = jnp.asarray(x)
+    preferred = {"preferred_element_type": preferred_element_type}
+    if v.rank == 0 or not multiply_by_parts(x, v, preferred, LowRank):
         return NotImplemented
     out, features, *_ = params["dimension_numbers"].rhs_spec
     dtype = preferred_element_type or jnp.result_type(x, v.dtype)
-    x = jnp.asarray(x).astype(dtype)
+    x = x.astype(dtype)
     a, b = (factor._replace(x=factor.x.astype(dtype)) for factor in factors(v))
     for first, second in ((a, b), (b, a)):
         if set(second.labels) == {out, RANK}:

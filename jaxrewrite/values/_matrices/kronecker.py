@@ -244,10 +244,10 @@ class Kronecker(Matrix):
             is_positive ^= is_negative
             cholesky_factors.append(_lower(_chosen(is_negative, negated(x), x)))
         root = jnp.where(is_positive, 1, jnp.nan).astype(self.dtype)
-        cholesky_factors[0] = jax.tree.map(
-            lambda x: x * _beside(root, x), cholesky_factors[0]
-        )
-        return Kronecker(*cholesky_factors)
+        first, *rest = cholesky_factors
+        if isinstance(first, Identity):
+            first = first.as_multiple()  # It has a number, which may be NaN.
+        return Kronecker(jax.tree.map(lambda x: x * _beside(root, x), first), *rest)
 
     def is_triangular(self, lower: bool) -> bool:
         parts = self.factors

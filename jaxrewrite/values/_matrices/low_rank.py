@@ -17,7 +17,7 @@ from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 
-from .._base.contract import contract, transpose
+from .._base.contract import contract, in_dtype, transpose
 from .._base.structured import Structured
 from .algebra import LinearAlgebra, dot
 from .low_rank_factors import (
@@ -191,8 +191,8 @@ class LowRank(LinearAlgebra, Structured):
 
     def as_matrices(self) -> Any:
         r"""The factors of shapes (\*batch, n, r) and (\*batch, r, m), if they are matrices."""
-        dtype = self.dtype
-        a, b = self.a.astype(dtype), self.b.astype(dtype)
+        v = of_one_dtype(self)
+        a, b = v.a, v.b
         if (self.rows, self.cols) == ((-2,), (-1,)):
             return a, b
         if (self.rows, self.cols) == ((-1,), (-2,)):
@@ -295,6 +295,11 @@ def factors(v: LowRank) -> Pair:
     rows, cols = ([axis % ndim for axis in axes] for axes in (v.rows, v.cols))
     batch = [i for i in range(ndim) if i not in rows and i not in cols]
     return Factor(v.a, (*batch, *rows, RANK)), Factor(v.b, (*batch, RANK, *cols))
+
+
+def of_one_dtype(v: LowRank) -> LowRank:
+    """With both factors in the dtype of the array, where a sum may not fit in theirs."""
+    return LowRank(in_dtype(v.a, v.dtype), in_dtype(v.b, v.dtype), v.rows, v.cols)
 
 
 def leads_with_batch(v: LowRank) -> bool:

@@ -14,7 +14,7 @@ import jaxrewrite
 from .._base.contract import along_result, transpose
 from .._base.gathers import fills, in_range
 from .._base.structured import is_linear_cast
-from .low_rank import LowRank, build, factors, plus
+from .low_rank import LowRank, build, factors, of_one_dtype, plus
 from .low_rank_factors import (
     RANK,
     Factor,
@@ -48,7 +48,7 @@ def _of_images(v: LowRank, fn: Callable[[Factor], Any]) -> Any:
 
 @linear("neg")
 def _(v: LowRank) -> Any:
-    pair = list(factors(v))
+    pair = list(factors(of_one_dtype(v)))
     i = smaller(*pair)
     pair[i] = pair[i]._replace(x=-pair[i].x)
     return build(pair[0], pair[1], range(v.ndim))
@@ -56,7 +56,7 @@ def _(v: LowRank) -> Any:
 
 @linear("conj")
 def _(v: LowRank, **params: Any) -> Any:
-    return _of_images(v, lambda f: lax.conj(f.x))
+    return _of_images(of_one_dtype(v), lambda f: lax.conj(f.x))
 
 
 @linear("convert_element_type")
@@ -79,7 +79,7 @@ def _(v: LowRank, *, dimensions: Any) -> Any:
 
 @linear("reduce_sum")
 def _(v: LowRank, *, axes: Any, **params: Any) -> Any:
-    a, b = factors(v)
+    a, b = factors(of_one_dtype(v))
 
     def summed(f: Factor, other: Factor) -> Factor:
         # Both factors change along a batch axis, so the product must sum over it.
@@ -103,7 +103,7 @@ def _(v: LowRank, *, axis: int, reverse: bool) -> Any:
             return f.x
         return lax.cumsum(f.x, f.labels.index(axis), reverse=reverse)
 
-    return _of_images(v, summed)
+    return _of_images(of_one_dtype(v), summed)
 
 
 @linear("rev")

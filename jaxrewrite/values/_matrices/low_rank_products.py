@@ -13,10 +13,11 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 from jaxrewrite import ArrayValue
 
-from .._base.contract import contract, intermediate, is_or_none, labels, transpose
+from .._base.contract import contract, intermediate, labels, transpose
+from .._base.linear import multiply_by_parts
 from .._base.ragged import contract_groups, groups_of
 from .._base.structured import inexact
-from .low_rank import LowRank, build, factors
+from .low_rank import LowRank, build, factors, of_one_dtype
 from .low_rank_factors import RANK, Factor, by_axis, sizes_of, smaller, without
 from .low_rank_functions import converted
 
@@ -63,17 +64,17 @@ def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
     """`jax.lax.dot_general` of two operands, at least one of them a `LowRank`."""
     if params.get("out_sharding") is not None:
         return NotImplemented  # It does not say how to shard the intermediate product.
-    dtype = jnp.result_type(x.dtype, y.dtype)
-    is_plain = is_or_none(params.get("preferred_element_type"), dtype)
-    if not is_plain and not inexact(jnp.zeros((), dtype)):
-        return NotImplemented  # Integers may overflow in the intermediate product.
+    if not multiply_by_parts(x, y, params, LowRank):
+        return NotImplemented
     names = labels(dimension_numbers, x.ndim, y.ndim)
     # The factors of the operand with the lower rank give the result that rank.
     is_second = not isinstance(x, LowRank) or (isinstance(y, LowRank) and y.rank < x.rank)
     v, labels_of_v, other, labels_of_other = (
         (y, names.y, x, names.x) if is_second else (x, names.x, y, names.y)
     )
-    pair = tuple(Factor(f.x, tuple(by_axis(f, labels_of_v, RANK))) for f in factors(v))
+    pair = tuple(
+        Factor(f.x, tuple(by_axis(f, labels_of_v, RANK))) for f in factors(of_one_dtype(v))
+    )
     # The order of the factors that takes fewer multiplications.
     _, i, middle = min(
         step(f, g, other.shape, labels_of_other, names.out, i, is_second)
@@ -105,9 +106,11 @@ def ragged_dot(
     """`jax.lax.ragged_dot` of rows and a stack of matrices of low rank."""
     groups = groups_of(x, v, sizes, **numbers)
     params = {"precision": precision, "preferred_element_type": preferred_element_type}
-    if groups is None or not inexact(jnp.zeros((), jnp.result_type(x, v.dtype))):
+    if groups is None or not inexact(v):
         return NotImplemented
-    pair = tuple(Factor(f.x, tuple(by_axis(f, groups.y, RANK))) for f in factors(v))
+    pair = tuple(
+        Factor(f.x, tuple(by_axis(f, groups.y, RANK))) for f in factors(of_one_dtype(v))
+    )
     _, i, middle = min(
         step(f, g, jnp.shape(x), groups.x, groups.out, i, True)
         for i, (f, g) in enumerate((pair, pair[::-1]))

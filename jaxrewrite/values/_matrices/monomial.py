@@ -23,6 +23,7 @@ from .._base.structured import (
     are_rows_of_identity,
     batch_of,
     disproved,
+    inexact,
     is_class,
     is_value,
     nothing,
@@ -647,7 +648,9 @@ class Permutation(Matrix):
         n = self.order.shape[-1]
         first = _first_of_cycle(self.order)
         cycles = (first == jnp.arange(n)).sum(-1)
-        sign = (1 - 2 * ((n - cycles) % 2)).astype(self.of_dtype)
+        sign = (1 - 2 * ((n - cycles) % 2)).astype(
+            self.of_dtype if inexact(self.of_dtype) else float
+        )
         return Determinant.of(sign[..., None])
 
     def known_lu(self) -> Any:

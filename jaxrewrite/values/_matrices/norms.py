@@ -1,8 +1,8 @@
-"""Frobenius norms, and those of rows and columns, of lazy sums.
+"""Frobenius norms, and those of rows and columns, of lazy sums and Kronecker products.
 
 The squares of a sum are a sum with as many terms as there are pairs, which cancel where the terms
 do. The root of what is left of them has half the digits, and may be no number. So these norms do
-not come from squares of terms.
+not come from squares of terms. Those of a Kronecker product are the products of those of its factors.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from jax import lax
 
 import jaxrewrite
 
-from .._base.structured import inexact, promoted
+from .._base.structured import inexact, is_value, promoted
 from .algebra import dot
+from .kronecker import Kronecker, of_pairs
 from .low_rank import LowRank
 from .matrix import adjoint
 from .scaled import Scaled
@@ -38,12 +39,28 @@ def norm(v: Any, axes: tuple[int, ...]) -> Any:
             return NotImplemented
         wide = promoted(v.dtype, jnp.float32)  # QR is not for 16 bits.
         return _of_factors(*(x.astype(wide) for x in pair), axes)
+    if isinstance(v, Kronecker):
+        multiply = (
+            jnp.multiply if axes == BOTH else functools.partial(of_pairs, jnp.multiply)
+        )
+        sizes = [_of_factor(x, axes) for x in v.factors]
+        return functools.reduce(jaxrewrite.transform(multiply), sizes)
     if isinstance(v, Scaled):
         if v.number.ndim > v.ndim + min(axes):
             return NotImplemented  # The numbers differ along an axis that is summed.
         size = jaxrewrite.transform(lambda x: jnp.linalg.norm(x, axis=axes))(v.x)
         return jnp.abs(v.factor()).squeeze(axes) * jaxrewrite.materialise(size)
     return _of_sum(v, axes) if isinstance(v, Sum) and v.ndim == 2 else NotImplemented
+
+
+def _of_factor(x: Any, axes: tuple[int, ...]) -> Any:
+    """Of a factor whose squares may overflow where those of the product do not."""
+    if is_value(x):
+        return jaxrewrite.transform(lambda x: jnp.linalg.norm(x, axis=axes))(x)
+    most = lax.stop_gradient(abs(x).max(axes, keepdims=True))
+    size = most.squeeze(axes)
+    is_number = (size > 0) & (size < jnp.inf)
+    return jnp.where(is_number, size * jnp.linalg.norm(x / most, axis=axes), size)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))

@@ -35,12 +35,13 @@ from .._base.structured import (
     total,
     zero_unless,
 )
+from .algebra import LinearAlgebra
 from .conjugates import conjugated
 from .entry_products import sum_of_entries, times_array, times_matrix
 from .matrix import Matrix, closed_sum, lazily, negated, swapped
 from .monomial import Diagonal
 from .product import matrix_product
-from .scaled import Scaled
+from .scaled import Scaled, by_number
 from .sum import Sum, sum_of
 
 
@@ -101,6 +102,10 @@ def standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
     """The operands in the order of ``x @ y``, or ``None`` for any other product."""
     (xc, yc), (xb, yb) = dimension_numbers
     batch = tuple(range(x.ndim - 2))
+    is_stack = x.ndim > y.ndim == 2 and not xb
+    if is_stack and isinstance(y, LinearAlgebra):  # Each times the same matrix.
+        y = transform(lambda y: jnp.broadcast_to(y, (*x.shape[:-2], *y.shape)))(y)
+        yc, xb, yb = tuple(axis + len(batch) for axis in yc), batch, batch
     if x.ndim < 2 or x.ndim != y.ndim or (tuple(xb), tuple(yb)) != (batch, batch):
         return None
     if len(xc) != 1 or min(*xc, *yc) < len(batch):
@@ -240,9 +245,7 @@ def _(x: Matrix, y: Array, *, primitive: Any, **params: Any) -> Any:
     if primitive.name != "div" or v is y or not inexact(v):
         return NotImplemented
     if is_number(y):
-        # A division of zeros by zero or NaN gives NaN. `Scaled` keeps the inverse, so that
-        # its product with zeros does, too.
-        return Scaled(v, 1 / jnp.reshape(y, ()))
+        return by_number(jnp.divide, v, y)
     if v.entries is not None and jnp.shape(y) == v.shape:
         return v.materialise() / y
     return NotImplemented

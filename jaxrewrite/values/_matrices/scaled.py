@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
 import jaxrewrite
@@ -25,19 +26,23 @@ from .algebra import (
 )
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
-from .matrix import lazily, negated
+from .low_rank import LowRank
+from .matrix import Matrix, lazily, negated
 from .sum import Sum, sum_of
 
 
 class Scaled(LinearAlgebra, Linear):
     r"""A number times an array, :math:`s X`, which is not multiplied out.
 
-    Linear maps and products act on the array, and numbers multiply the number. Where they
-    make a dense array of a value, the number multiplies that. Functions that are not
-    linear, and sums, act on the product of the two. The quotient of a matrix with structure
-    and a number that only the run knows is a `Scaled`, so that a division by zero makes NaN
-    of its zeros. Entries are summed or multiplied before the number multiplies them. So if
+    Linear maps and products act on the array. Where they make a dense array of a value, the
+    number multiplies that. Numbers multiply the number, or the entries of a matrix inside. Functions that are not
+    linear, and sums, act on the product of the two. Entries are summed or multiplied before
+    the number multiplies them, so they may overflow where those of the product do not. If
     the number is infinite, the result may be infinite where the dense result is NaN.
+
+    The quotient of a matrix with structure and a number that only the run knows is a
+    `Scaled`, so that a division by zero makes NaN of its zeros. Its entries are divided at
+    once, and its own number is 1, unless the divisor is zero or NaN.
 
     Attributes
     ----------
@@ -334,10 +339,43 @@ def _(v: Scaled, *, permutation: Any) -> Any:
     return multiple(bind("transpose", v.x, permutation=permutation), v.number)
 
 
+def by_number(fn: Callable[[Any, Any], Any], v: Any, number: Any) -> Scaled:
+    """A value times a number, or divided by one, with NaN for zeros that do not stay zeros.
+
+    The number acts on the entries at once, where the type stays the same: products of entries
+    may overflow where those of the multiples do not. It is left to the `Scaled` only if it
+    makes NaN of zeros.
+    """
+    x, scale = (v.x, v.number) if isinstance(v, Scaled) else (v, jnp.ones((), v.dtype))
+    number, one = jnp.reshape(number, ()), jnp.ones((), v.dtype)
+    keeps_zeros = fn(jnp.zeros((), v.dtype), number) == 0
+    closed = _entries_by_number(fn, x, lax.select(keeps_zeros, number, one))
+    if closed is NotImplemented:
+        return multiple(x, fn(scale, number))
+    return multiple(closed, fn(scale, lax.select(keeps_zeros, one, number)))
+
+
+def _entries_by_number(fn: Callable[[Any, Any], Any], x: Any, number: Any) -> Any:
+    if isinstance(x, Sum):
+        terms = [_entries_by_number(fn, term, number) for term in x.terms]
+        return NotImplemented if any(t is NotImplemented for t in terms) else sum_of(terms)
+    if isinstance(x, LowRank) or not isinstance(x, jaxrewrite.Value):
+        return transform(fn)(x, number)
+    if not isinstance(x, Matrix):
+        return NotImplemented
+    if x.entries is None:
+        closed = x.times_number(fn(jnp.ones((), x.dtype), number))
+    else:
+        closed = x.map_entries(lambda entry: fn(entry, number))
+    return closed if type(closed) is type(x) else NotImplemented
+
+
 @register("mul", exchange="operands")
 def _(v: Scaled, factor: Array, **params: Any) -> Any:
     if not is_number(factor):
         return NotImplemented
+    if isinstance(v.x, jaxrewrite.Value) and inexact(v):
+        return by_number(jnp.multiply, v, factor)
     return v.rescaled(v.number * jnp.reshape(factor, ()))
 
 
@@ -347,15 +385,16 @@ def _(v: Scaled, divisor: Array | ArrayValue, *, primitive: Any, **params: Any) 
         return _on_products(primitive, v, divisor, **params)  # Each quotient is rounded.
     if isinstance(divisor, ArrayValue) or not is_number(divisor):
         return v.map_parts(lambda part: bind("div", part, divisor))
+    if isinstance(v.x, jaxrewrite.Value):
+        return by_number(jnp.divide, v, divisor)
     return v.rescaled(v.number / jnp.reshape(divisor, ()))
 
 
 @register("div")
 def _(v: Sum, divisor: Array, **params: Any) -> Any:
-    """`Scaled` keeps the inverse, which makes NaN of zeros if the divisor is zero."""
     if not is_number(divisor) or not inexact(v):
         return NotImplemented
-    return Scaled(v, 1 / jnp.reshape(divisor, ()))
+    return by_number(jnp.divide, v, divisor)
 
 
 @register("abs", "square", "integer_pow", "conj")

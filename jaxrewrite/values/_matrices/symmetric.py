@@ -8,12 +8,14 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Literal
 from jaxtyping import Array, Inexact
 
 import jaxrewrite
+from jaxrewrite import bind, register
 
 from .._base.sizes import check_flag
-from .._base.structured import disproved
+from .._base.structured import disproved, number_of
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, check_square, solve_columns
 from .monomial import Diagonal, Identity
@@ -132,6 +134,10 @@ class Symmetric(Matrix):
         # Without the mirror, the unused upper triangle might give NaN.
         return Symmetric(fn(*(v.materialise() for v in (self, *others))))
 
+    def same_pattern(self, other: Any) -> bool:
+        # What is known of their signs is no matter.
+        return isinstance(other, Symmetric) and self.shape == other.shape
+
     def cast(self, dtype: Any) -> Any:
         return Symmetric(self.x.astype(dtype))
 
@@ -220,6 +226,23 @@ class Symmetric(Matrix):
     def known_lu(self) -> Any:
         """The dense factorisation, unless the matrix can be solved better."""
         return NotImplemented if self.positive else lax.linalg.lu(self.materialise())
+
+
+@register("mul", exchange="operands")
+@register("div")
+def _(v: Symmetric, y: Literal, *, primitive: Any, **params: Any) -> Any:
+    """A positive number that the program knows keeps a positive definite matrix one."""
+    if not v.positive or not 0 < number_of(y) < jnp.inf:
+        return NotImplemented
+    return Symmetric(bind(primitive, v.x, number_of(y)), True)
+
+
+@register("concatenate")
+def _(*vs: Symmetric, dimension: int) -> Any:
+    """A stack of matrices of which some are positive definite."""
+    if len({v.positive for v in vs}) == 1:
+        return NotImplemented
+    return bind("concatenate", *(Symmetric(v.x) for v in vs), dimension=dimension)
 
 
 def _is_symmetric(xp: Any, x: Any) -> Any:

@@ -198,7 +198,7 @@ def test_symmetric_stays_symmetric():
         assert_same(got, want, 1e-8)
     assert [isinstance(x, Symmetric) for x in found] == [True] * 2 + [False] + [True] * 4
     assert [isinstance(x, Symmetric) and x.positive for x in found] == [
-        *(True, True, False, True, False, False, False)
+        *(True, True, False, True, True, False, False)
     ]
     assert isinstance(v.inverse(), Symmetric)
     assert isinstance(forbid(jnp.add)(v, Diagonal(numbers(N))), Symmetric)
@@ -323,6 +323,19 @@ def test_positive_ones_are_solved_by_cholesky():
     text = str(jaxrewrite.make_jaxpr(fn)(positive(), numbers(N)))
     assert "cholesky" in text and " lu " not in text
     assert "cholesky" not in str(jaxrewrite.make_jaxpr(fn)(symmetric(), numbers(N)))
+
+
+def test_positive_ones_and_their_multiples(bulk):
+    """A positive number of the program keeps what is known of the sign, no other one does."""
+    fn = lambda v: {
+        "positive": (2 * v, v * 0.5, v / 3),
+        "other": (-v, v * -2, 1 / v, jnp.stack([v, -v]), jnp.maximum(v, -v), v * (v - 1)),
+        "both": jnp.stack([v, 2 * v]),
+    }
+    got = forbid(fn)(positive())
+    assert all(v.positive for v in (*got["positive"], got["both"]))
+    assert all(isinstance(v, Symmetric) and not v.positive for v in got["other"])
+    assert_same(got, fn(dense(positive())), 1e-8)
 
 
 # --- construction -----------------------------------------------------------------------

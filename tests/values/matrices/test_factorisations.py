@@ -196,6 +196,7 @@ def test_failed_and_singular_factorisations(bulk):
         Kronecker(Symmetric(-positive(2)), Symmetric(positive(3))),
         Diagonal(Y - 1),
         Scaled(kronecker(), jnp.float64(-1.0)),
+        Kronecker(Identity(2, jnp.float64), Diagonal(jnp.array([-1.0, -2.0, -3.0]))),
     ]
     factors = forbid(lambda ks: [jnp.linalg.cholesky(k) @ Y for k in ks])
     for found in jaxrewrite.materialise(factors(indefinite)):

@@ -87,6 +87,13 @@ def test_permutations_have_their_factors_and_signs():
         assert_same(v.determinant(), jnp.linalg.det(dense(v)), 2e-5)
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8"])
+def test_the_sign_of_a_permutation_of_a_dtype_without_signs(dtype):
+    v = Permutation(jnp.array([1, 0, 2]), dtype)
+    for fn in (jnp.linalg.det, lambda v: tuple(jnp.linalg.slogdet(v))):
+        assert_same(forbid(fn)(v), fn(dense(v).astype("float32")), 1e-6)
+
+
 # --- blocks -----------------------------------------------------------------------------
 
 
@@ -114,6 +121,8 @@ def test_rectangular_blocks():
     assert_same(v @ w, dense(v) @ dense(w), 2e-5)
     assert_same(forbid(jnp.diagonal)(v), jnp.diagonal(dense(v)), 2e-5)
     assert v.known_lu() is NotImplemented
+    none = BlockDiagonal(jnp.ones((0, 2, 3)))
+    assert (none @ none).shape == (0, 0) and (none @ none.T).shape == (0, 0)
 
 
 def test_factors_of_blocks():
@@ -532,3 +541,18 @@ def test_products_with_an_annotated_factor():
     v = Kronecker(Tagged(a, "tag"), b)
     got = jaxrewrite.transform(lambda v, x: x @ v, materialise="allow")(v, x)
     np.testing.assert_allclose(jaxrewrite.materialise(got), x @ jnp.kron(a, b))
+
+
+@pytest.mark.parametrize("axis", [None, 0, -1, (-2, -1)])
+def test_norms_whose_factors_have_squares_out_of_range(axis, bulk):
+    norm = lambda v: jnp.linalg.norm(v, axis=axis)
+    large, small = normal(0, 2, 3) * 1e25, normal(1, 3, 1) * 1e-25
+    for v in (
+        Kronecker(large, small),
+        Kronecker(large, Identity(2), small),
+        Kronecker(0 * large, small),
+        Kronecker(normal(2, 4, 2, 3), normal(3, 4, 3, 1)),
+    ):
+        if axis in (None, 0) and v.batch:
+            continue
+        assert_same(forbid(norm)(v), norm(dense(v)), 2e-5)

@@ -14,7 +14,7 @@ from oracle import assert_same_leaves, run_implicit as run
 import jaxrewrite
 from jaxrewrite import transform
 from jaxrewrite.testing import assert_same
-from jaxrewrite.values import LowRank
+from jaxrewrite.values import Diagonal, LowRank
 
 
 def random(*shape, seed=0):
@@ -469,3 +469,64 @@ def test_a_factor_of_integers_that_wrap_is_cast_as_the_array():
     v = LowRank(small, jnp.ones((3, 2)))
     got = jaxrewrite.transform(jnp.matmul, materialise="allow")(v, jnp.array([1.0, 2.0]))
     np.testing.assert_allclose(got, jnp.full(3, -56.0 * 3 * 3), rtol=1e-6)
+
+
+def _filled(a, b):
+    """Of rank 2, with numbers of which sums or products wrap around in the smaller dtypes."""
+    number = lambda dtype: {"bool": 1, "int8": 100, "bfloat16": 257}.get(dtype, 3)
+    return LowRank(jnp.full((4, 2), number(a), a), jnp.full((2, 4), number(b), b))
+
+
+def _convolved(v, x):
+    image, kernel = jnp.ones((1, 2, 5), v.dtype), v.reshape(4, 2, 2)
+    return lax.conv_general_dilated(
+        image, kernel, (1,), "SAME", preferred_element_type=x.dtype
+    )
+
+
+WIDER = {
+    "array": (lambda v, x: v @ x, lambda x: x),
+    "diagonal": (lambda v, x: v @ x, lambda x: Diagonal(x[0])),
+    "low rank": (lambda v, x: x @ v, lambda x: LowRank(x[:, :3], x[:3])),
+    "groups": (
+        lambda v, x: lax.ragged_dot(x, jnp.stack([v, v]), jnp.array([3, 1])),
+        lambda x: x,
+    ),
+    "convolution": (_convolved, lambda x: x),
+}
+
+
+def _same_as_dense(fn, v, *operands):
+    got = jaxrewrite.materialise(transform(fn, materialise="allow")(v, *operands))
+    want = fn(*jaxrewrite.materialise((v, *operands)))
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", WIDER)
+@pytest.mark.parametrize("dtype", ["bool", "int8"])
+def test_products_of_small_integers_in_a_wider_dtype(name, dtype, bulk):
+    """The array is a disjunction, or wraps around, before it is multiplied."""
+    fn, other = WIDER[name]
+    for wide in ("int32", "float32"):
+        _same_as_dense(fn, _filled(dtype, dtype), other(jnp.full((4, 4), 2, wide)))
+
+
+OF_TWO_DTYPES = {
+    "neg": lambda v: -v,
+    "sum": lambda v: v.sum(0),
+    "cumsum": lambda v: v.cumsum(1),
+    "conj": lambda v: lax.conj(v + 0j),
+    "product": lambda v: v.T @ jnp.ones(4, "int8"),
+}
+
+
+@pytest.mark.parametrize("name", OF_TWO_DTYPES)
+@pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16"])
+def test_factors_of_two_dtypes(name, dtype, bulk):
+    """A sum that does not fit in the dtype of a factor, or is rounded in it."""
+    for v in (_filled(dtype, "float32"), _filled("float32", dtype)):
+        _same_as_dense(OF_TWO_DTYPES[name], v)
+    if name == "neg":
+        lowest = LowRank(jnp.full((2, 1), -128, "int8"), jnp.ones((1, 3)))
+        _same_as_dense(OF_TWO_DTYPES[name], lowest)

@@ -14,6 +14,7 @@ from reference import CASES
 import jaxrewrite
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
+    BlockDiagonal,
     Circulant,
     Diagonal,
     Identity,
@@ -29,6 +30,7 @@ from jaxrewrite.values import (
     Toeplitz,
     Tridiagonal,
     Zero,
+    strict_zeros,
 )
 from jaxrewrite.values._matrices import algebra, entry_products
 from jaxrewrite.values._matrices.algebra import LinearAlgebra
@@ -323,6 +325,48 @@ def test_closed_forms():
     nested = Sum((d, jnp.ones((4, 4)))) + Sum((e, jnp.ones((4, 4))))
     assert [type(term).__name__ for term in nested.terms] == ["Diagonal", "ArrayImpl"]
     assert isinstance(Product((jnp.ones((4, 2)), jnp.ones((2, 4)))) @ d, Product)
+
+
+@names
+def test_a_stack_times_one_matrix(name, bulk):
+    v = jaxrewrite.numpy.stack([value(name), value(name, 1)])
+    for w in (Diagonal(X[:, 0]), Circulant(X[:, 1]), LowRank(X, X.T)):
+        fn = lambda v, w: (v @ w, v.mT @ w.T)
+        got = jaxrewrite.transform(fn, materialise="forbid")(v, w)
+        assert all(isinstance(x, jaxrewrite.Value) for x in got)
+        assert_same(got, fn(*jaxrewrite.materialise((v, w))), 1e-4)
+
+
+QUOTIENTS = {
+    "array": (lambda v, c: (v / c) @ jnp.full((4, 2), 2, v.dtype), 2e4, 1000, "float16"),
+    "matrix": (lambda v, c: (v / c) @ (v / c), 3000, 1000, "float16"),
+    "chain": (lambda v, c: v / c / c * c, 2e-3, 2e-3, "float16"),
+    "products": (lambda v, c: v / c * c / c * c, 2000, 2000, "float16"),
+    "strict": (lambda v, c: (v * c) @ (v * c), 1e-4, 1e4, "float16"),
+    "norm": (lambda v, c: jnp.linalg.norm(v / c), 1e-25, 1e-25, "float32"),
+    "square": (lambda v, c: jnp.square(v / c), 1e-30, 1e-30, "float32"),
+    "power": (lambda v, c: (v / c) ** 3, 1e25, 1e25, "float32"),
+    "slope": (jax.grad(lambda v, c: (v / c).trace(), 1), 3e-3, 3e-3, "float16"),
+    "zero": (lambda v, c: v / c, 1, -0.0, "float32"),
+    "NaN": (lambda v, c: (v / c, jnp.abs(v / c)), 1, np.nan, "float32"),
+    "infinite": (lambda v, c: v / c, 1, np.inf, "float32"),
+}
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_a_number_acts_on_the_entries_before_they_meet_others(name, bulk):
+    fn, entry, number, dtype = QUOTIENTS[name]
+    blocks = jnp.full((2, 2, 2), entry, dtype)
+    rules = strict_zeros if name == "strict" else None
+    for v in (
+        BlockDiagonal(blocks),
+        Kronecker(blocks[0], jnp.eye(2, dtype=dtype)),
+        Sum((BlockDiagonal(blocks), Circulant(jnp.full(4, entry, dtype)))),
+    ):
+        implicit = jaxrewrite.transform(fn, rules=rules, materialise="allow")
+        operands = v, jnp.asarray(number, dtype)
+        got = jaxrewrite.materialise(implicit(*operands))
+        assert_same(got, fn(*jaxrewrite.materialise(operands)), 1e-2)
 
 
 def test_scaled_rows_and_columns_have_no_nan_of_an_infinite_entry(bulk):
