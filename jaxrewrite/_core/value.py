@@ -121,6 +121,10 @@ class Value(PyTree):
     # nothing about what this stands for.
     _ignores_custom_rules: ClassVar[bool] = False
 
+    # Tables that are in force in programs on one, as if they were given with ``rules=``: for rules of
+    # several equations, which are looked for in no other program.
+    _tables: ClassVar[tuple[Any, ...]] = ()
+
     # Whether rules get one only if they name its type: any other rule is for what a user made.
     _has_to_be_named: ClassVar[bool] = False
 

@@ -109,6 +109,7 @@ class Staged(NamedTuple):
 def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> Staged:
     """Trace a function over its arguments' avals, and rewrite it for the values."""
     operands, tree = tree_flatten(arguments.tree, is_leaf=is_value)
+    settings = settings.with_tables_of(filter(is_value, operands))
     # With many operands, their names would cost more than the rest of staging.
     names = _operand_names(arguments) if len(operands) < 64 else None
     inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
