@@ -433,7 +433,8 @@ def _integer_pow(x: Unitful, *, primitive: Any, y: int, **params: Any) -> Any:
 @jaxrewrite.register("pow")
 def _pow(x: Unitful, y: Literal, *, primitive: Any, **params: Any) -> Any:
     """A power that the program writes as a number, such as 0.5 or 1 / 3."""
-    if not x.units or not np.isfinite(y.val) or np.imag(y.val):
+    has_units = bool(x.units) or isinstance(x.units, FreeUnits)
+    if not has_units or not np.isfinite(y.val) or np.imag(y.val):
         return NotImplemented  # There are no such powers of units.
     exponent = float(np.real(y.val))
     power = Fraction(exponent).limit_denominator(64)
