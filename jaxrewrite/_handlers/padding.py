@@ -22,7 +22,7 @@ from .._core.hooks import OperandsHook, register_operands_hook
 from .._core.rewrite import leafwise_handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
-from .._joins.zeros import Zeros, is_zero_where_leaves_are, with_positive_zeros
+from .._joins.zeros import Zeros, is_zero_where_leaves_are, with_zeros_of_literals
 from .stacking import element_within, on_vars, restacked
 
 
@@ -81,7 +81,7 @@ class PaddingInside(OperandsHook):
         value, number = operands
         if not is_value(number) or not [*values_inside(value)]:
             return eqn, operands
-        return eqn, [value, with_positive_zeros(self._analysis(Written), number)]
+        return eqn, [value, with_zeros_of_literals(self._analysis(Written), number)]
 
 
 register_operands_hook(PaddingInside)

@@ -103,13 +103,14 @@ class Zeros(Value):
 def with_zeros(written: Callable[[Any], Fact], operand: Any) -> Any:
     """The operand, with `Zeros` for an array that equations have filled with zeros.
 
-    It may be inside of a value that has adopted the array.
+    It may be inside of a value that has adopted the array. Negative zeros are not shown: a program
+    may divide by them, and a value of which all leaves are zero has positive ones.
     """
-    return _shown(operand, lambda x: type(x) is not Literal and written(x).is_zero)
+    return _shown(operand, lambda x: type(x) is not Literal and written(x).is_positive_zero)
 
 
-def with_positive_zeros(written: Callable[[Any], Fact], operand: Any) -> Any:
-    """The same but for negative zeros, and also for a literal."""
+def with_zeros_of_literals(written: Callable[[Any], Fact], operand: Any) -> Any:
+    """The same, also for a literal."""
     return _shown(operand, lambda x: written(x).is_positive_zero)
 
 
