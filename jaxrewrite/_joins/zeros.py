@@ -85,8 +85,9 @@ class Zeros(Value):
     def default(primitive: Primitive, values: Sequence[Any], params: dict[str, Any]) -> Any:
         handler = leafwise_handlers.get(primitive.name)
         # A choice whose rule has declined is left to the policy, as one beside an array is, and
-        # padding to the handler that knows of zeros.
-        if handler is Site.map_leaves or primitive.name in ("select_n", "pad"):
+        # padding and joining to the handlers that know of zeros.
+        left = ("select_n", "pad", "concatenate")
+        if handler is Site.map_leaves or primitive.name in left:
             return NotImplemented
         others = [x for x in values if not isinstance(x, Zeros)]
         if primitive.name in _ADDITIONS and len(others) == 1 and is_value(others[0]):
