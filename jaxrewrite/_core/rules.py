@@ -484,15 +484,6 @@ class RulesInForce:
             return self
         return RulesInForce((*new, *self.tables), self.num_later, self.has_values)
 
-    def above_global(self, tables: Sequence[Table]) -> RulesInForce:
-        """These tables with others below those that are given, and so above the global one."""
-        new = [table for table in tables if table not in self.tables]
-        if not new:
-            return self
-        end = len(self.tables) - max(self.num_later, 1)
-        joined = (*self.tables[:end], *new, *self.tables[end:])
-        return RulesInForce(joined, self.num_later, self.has_values)
-
     def of_traced(self) -> RulesInForce:
         """The tables for transforms inside of a function that is traced to be rewritten."""
         return RulesInForce(self.tables, len(self.tables))

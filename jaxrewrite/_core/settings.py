@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,6 @@ import jax
 from .hooks import Policy
 from .record import Recorder
 from .rules import RulesInForce, Table
-from .value import Value
 
 
 class Settings(NamedTuple):
@@ -49,13 +48,6 @@ class Settings(NamedTuple):
         """
         policy = self.policy if policy == "warn" else policy
         return self._replace(rules=self.rules.over(tables), policy=policy)
-
-    def with_tables_of(self, values: Iterable[Value]) -> Settings:
-        """The settings for a program on these values, with the tables of their types."""
-        tables = dict.fromkeys(table for value in values for table in value._tables)
-        if not tables:
-            return self
-        return self._replace(rules=self.rules.above_global([*tables]))
 
     def of_traced(self) -> Settings:
         """The settings for a function that is traced to be rewritten with these."""
