@@ -57,7 +57,7 @@ class Interval(Carrying):
     `jax.nn.softmax`, ``log_softmax`` and ``logsumexp`` are bounded as a whole, and so tightly: the
     softmax function increases with its own number and decreases with the others. That holds for
     the equations of these functions in a program that takes an interval, with ``axis`` and
-    ``where``, also in `jax.nn.dot_product_attention`. The product of such weights with an interval
+    ``where``, also in `jax.nn.dot_product_attention`, if nothing annotates the interval. The product of such weights with an interval
     is again one of independent numbers: that they sum to one is not known there.
 
     **No bounds**: from minus infinity to infinity an interval holds all numbers, *and NaN*

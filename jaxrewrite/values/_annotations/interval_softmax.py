@@ -86,40 +86,43 @@ def _logsumexp_of_some(x: Any, where: Any, *, axis: Axis, keepdims: bool) -> Any
 
 # --- rules ------------------------------------------------------------------------------
 
+# A derivative needs numbers on the way, too.
+_rewrite = functools.partial(TOGETHER.rewrite, keep=True)
 
-@TOGETHER.rewrite(_softmax, keep=True)
-@TOGETHER.rewrite(_softmax_below_maximum, keep=True)
-@TOGETHER.rewrite(_softmax_of_exp, keep=True)
+
+@_rewrite(_softmax)
+@_rewrite(_softmax_below_maximum)
+@_rewrite(_softmax_of_exp)
 def softmax(x: Interval, *, axis: Any) -> Any:
     return _of_ends(functools.partial(_softmax_between, axis=axis), x)
 
 
-@TOGETHER.rewrite(_softmax_of_some, keep=True)
+@_rewrite(_softmax_of_some)
 def softmax_of_some(x: Interval, where: ArrayLike, *, axis: Any) -> Any:
     return _chosen(where, softmax(_chosen(where, x, -jnp.inf), axis=axis), 0)
 
 
-@TOGETHER.rewrite(_mapped_softmax, keep=True)
+@_rewrite(_mapped_softmax)
 def mapped_softmax(x: Interval, *, mapped: int) -> Any:
     return _of_ends(functools.partial(_mapped_softmax_between, mapped=mapped), x)
 
 
-@TOGETHER.rewrite(_log_softmax, keep=True)
+@_rewrite(_log_softmax)
 def log_softmax(x: Interval, *, axis: Any) -> Any:
     return _of_ends(functools.partial(_log_softmax_between, axis=axis), x)
 
 
-@TOGETHER.rewrite(_log_softmax_of_some, keep=True)
+@_rewrite(_log_softmax_of_some)
 def log_softmax_of_some(x: Interval, where: ArrayLike, *, axis: Any) -> Any:
     return _chosen(where, log_softmax(_chosen(where, x, -jnp.inf), axis=axis), -jnp.inf)
 
 
-@TOGETHER.rewrite(_logsumexp, keep=True)
+@_rewrite(_logsumexp)
 def logsumexp(x: Interval, *, axis: Any, keepdims: bool) -> Any:
     return _of_ends(functools.partial(_logsumexp_between, axis=axis, keepdims=keepdims), x)
 
 
-@TOGETHER.rewrite(_logsumexp_of_some, keep=True)
+@_rewrite(_logsumexp_of_some)
 def logsumexp_of_some(x: Interval, where: ArrayLike, *, axis: Any, keepdims: bool) -> Any:
     return logsumexp(_chosen(where, x, -jnp.inf), axis=axis, keepdims=keepdims)
 
@@ -191,7 +194,7 @@ def _of_others(x: Any, axis: Any) -> Any:
 
     The greatest one is not subtracted from the sum of all, which might leave nothing of it.
     """
-    most = lax.stop_gradient(x.max(axis, keepdims=True))
+    most = lax.stop_gradient(x.max(axis, keepdims=True, initial=-jnp.inf))
     is_most = _is_first(x == most, axis)
     e = jnp.exp(x - _finite(most))
     rest = jnp.where(is_most, 1, e.sum(axis, keepdims=True) - e)
@@ -206,13 +209,13 @@ def _is_first(holds: Any, axis: Any) -> Any:
     for a in axes:
         places = places * holds.shape[a] + lax.broadcasted_iota("int32", holds.shape, a)
     beyond = jnp.iinfo("int32").max
-    first = jnp.where(holds, places, beyond).min(axis, keepdims=True)
+    first = jnp.where(holds, places, beyond).min(axis, keepdims=True, initial=beyond)
     return holds & (places == first)
 
 
 def _log_of_sum(x: Any, axis: Any) -> Any:
     """``logsumexp``, with a derivative also where there is nothing to sum."""
-    most = _finite(lax.stop_gradient(x.max(axis, keepdims=True)))
+    most = _finite(lax.stop_gradient(x.max(axis, keepdims=True, initial=-jnp.inf)))
     total = jnp.exp(x - most).sum(axis, keepdims=True)
     is_none = total == 0
     return jnp.where(is_none, -jnp.inf, jnp.log(jnp.where(is_none, 1, total)) + most)

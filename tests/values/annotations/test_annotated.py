@@ -2225,6 +2225,11 @@ def test_bounds_of_attention_are_of_the_size_of_the_values(options, groups):
     assert (bounds.lower >= -1e-5).all() and (bounds.upper <= 3 + 1e-5).all()
 
 
+def test_bounds_of_a_softmax_of_nothing():
+    nothing = Interval(jnp.zeros((3, 0)), jnp.zeros((3, 0)))
+    assert jaxrewrite.transform(jax.nn.softmax)(nothing).shape == (3, 0)
+
+
 def test_derivatives_of_bounds_of_a_softmax_are_numbers():
     def width(low, high):
         bounds = jaxrewrite.transform(jax.nn.softmax)(Interval(low, high))
