@@ -392,6 +392,14 @@ def _zero_of_zeros(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
     return [filled(0, _dtype_of(eqn.outvars[0])) if is_zero else UNKNOWN]
 
 
+@transfer("pow")
+def _power(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    """A positive power of zero is zero. NumPy may round other powers otherwise."""
+    base, exponent = facts
+    is_zero = base.is_positive_zero and exponent.is_number and bool(exponent.number > 0)
+    return [filled(0, _dtype_of(eqn.outvars[0])) if is_zero else UNKNOWN]
+
+
 # --- calls, branches and loops ------------------------------------------------------
 
 

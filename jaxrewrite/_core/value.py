@@ -121,6 +121,10 @@ class Value(PyTree):
     # nothing about what this stands for.
     _ignores_custom_rules: ClassVar[bool] = False
 
+    # Tables that are in force in programs on one, as if they were given with ``rules=``: for rules of
+    # several equations, which are looked for in no other program.
+    _tables: ClassVar[tuple[Any, ...]] = ()
+
     # Whether a function may make one of an array that turns out to be of the same type. Units,
     # say, that meet an argument unseen are an error.
     _holds_its_own: ClassVar[bool] = True

@@ -21,7 +21,7 @@ from .._core.hooks import Analysis, OperandsHook, register_operands_hook
 from .._core.settings import Settings
 from .._core.value import is_value
 from .._functions.called import find_called
-from .._joins.zeros import is_zeros, with_positive_zeros
+from .._joins.zeros import is_zeros, with_zeros_of_literals
 
 
 class Cleared(OperandsHook):
@@ -55,7 +55,9 @@ class Cleared(OperandsHook):
         written = self._analysis(Written)
         cases = operands[1:]
         kept = [
-            i for i, x in enumerate(cases) if not is_zeros(with_positive_zeros(written, x))
+            i
+            for i, x in enumerate(cases)
+            if not is_zeros(with_zeros_of_literals(written, x))
         ]
         if len(kept) != 1 or not is_value(cases[kept[0]]):
             return eqn, operands

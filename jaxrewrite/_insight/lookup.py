@@ -372,7 +372,12 @@ def _without_rules(
     owner = owner_of_default(primitive, [cls for cls in types if issubclass(cls, Value)])
     if owner is not None:
         return "default", owner
-    return ("identity" if primitive.name in leafwise_handlers else "dense"), None
+    is_leafwise = primitive.name in leafwise_handlers.keys() - _FOR_ZEROS
+    return ("identity" if is_leafwise else "dense"), None
+
+
+# Types do not tell whether the array beside a value is one of zeros.
+_FOR_ZEROS = {"concatenate", "pad"}
 
 
 def _why_later(rule: Rule, tied: Set[Any]) -> str:

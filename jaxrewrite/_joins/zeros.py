@@ -85,8 +85,9 @@ class Zeros(Value):
     def default(primitive: Primitive, values: Sequence[Any], params: dict[str, Any]) -> Any:
         handler = leafwise_handlers.get(primitive.name)
         # A choice whose rule has declined is left to the policy, as one beside an array is, and
-        # padding to the handler that knows of zeros.
-        if handler is Site.map_leaves or primitive.name in ("select_n", "pad"):
+        # padding and joining to the handlers that know of zeros.
+        left = ("select_n", "pad", "concatenate")
+        if handler is Site.map_leaves or primitive.name in left:
             return NotImplemented
         others = [x for x in values if not isinstance(x, Zeros)]
         if primitive.name in _ADDITIONS and len(others) == 1 and is_value(others[0]):
@@ -104,13 +105,14 @@ class Zeros(Value):
 def with_zeros(written: Callable[[Any], Fact], operand: Any) -> Any:
     """The operand, with `Zeros` for an array that equations have filled with zeros.
 
-    It may be inside of a value that has adopted the array.
+    It may be inside of a value that has adopted the array. Negative zeros are not shown: a program
+    may divide by them, and a value of which all leaves are zero has positive ones.
     """
-    return _shown(operand, lambda x: type(x) is not Literal and written(x).is_zero)
+    return _shown(operand, lambda x: type(x) is not Literal and written(x).is_positive_zero)
 
 
-def with_positive_zeros(written: Callable[[Any], Fact], operand: Any) -> Any:
-    """The same but for negative zeros, and also for a literal."""
+def with_zeros_of_literals(written: Callable[[Any], Fact], operand: Any) -> Any:
+    """The same, also for a literal."""
     return _shown(operand, lambda x: written(x).is_positive_zero)
 
 

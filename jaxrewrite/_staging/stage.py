@@ -11,7 +11,7 @@ import copy
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ from .._core.rules import Rule, RulesInForce, global_rules
 from .._core.settings import Settings, use_settings
 from .._core.site import describe_operand, in_form
 from .._core.traces import Rewriting
-from .._core.value import Operand, is_value
+from .._core.value import Operand, Value, is_value
 from . import collector
 from .closures import Staging, bodies_close_over, run_of, with_arrays_of_call
 from .donation import without_shared_donations
@@ -116,6 +116,7 @@ class Staged(NamedTuple):
 def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> Staged:
     """Trace a function over its arguments' avals, and rewrite it for the values."""
     operands, tree = tree_flatten(arguments.tree, is_leaf=is_value)
+    settings = _with_tables_of(settings, filter(is_value, operands))
     # With many operands, their names would cost more than the rest of staging.
     names = _operand_names(arguments) if len(operands) < 64 else None
     inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
@@ -174,6 +175,18 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         out.changing,
         rewritten.warnings,
     )
+
+
+def _with_tables_of(settings: Settings, values: Iterable[Value]) -> Settings:
+    """The settings for a program on these values: the tables of their types are over the global one."""
+    tables = dict.fromkeys(table for value in values for table in value._tables)
+    given = settings.rules
+    new = [table for table in tables if table not in given.tables]
+    if not new:
+        return settings
+    end = len(given.tables) - max(given.num_later, 1)
+    joined = (*given.tables[:end], *new, *given.tables[end:])
+    return settings._replace(rules=RulesInForce(joined, given.num_later, given.has_values))
 
 
 def _check_nesting(

@@ -13,7 +13,10 @@ from ._adapters import (
     merge as merge,
     stack_adapters as stack_adapters,
 )
-from ._annotations import unitful_linalg as _unitful_linalg
+from ._annotations import (
+    interval_softmax as _interval_softmax,
+    unitful_linalg as _unitful_linalg,
+)
 from ._annotations.declaration import (
     Annotated as Annotated,
     annotation_rule as annotation_rule,

@@ -826,3 +826,22 @@ def test_a_power_that_a_call_is_given_is_known_to_the_matrix_inside():
     power = jax.jit(lambda v, n: v**n)
     got = jax.eval_shape(transform(lambda v: power(v, 2), materialise="forbid"), value)
     assert types(got) == types(value) and got.units == value.units**2
+
+
+NEGATIVE = {
+    "branch": lambda p, v, zeros: lax.cond(p, lambda: v, lambda: zeros),
+    "choice": lambda p, v, zeros: jnp.where(p, v, zeros),
+    "carry": lambda p, v, zeros: lax.scan(
+        lambda c, _: (jnp.where(p, v, c), None), zeros, None, length=2
+    )[0],
+}
+
+
+@pytest.mark.parametrize("kind", ["lora", "low_rank", "diagonal", "scaled"])
+@pytest.mark.parametrize("how", NEGATIVE)
+def test_negative_zeros_stay_negative(how, kind):
+    """A program may divide by them. A matrix whose leaves are zero has positive ones."""
+    value, p = KINDS[kind](), jnp.arange(2)[1] < 0
+    fn = lambda v: 1 / NEGATIVE[how](p, v, jnp.full(v.shape, -0.0))
+    got = jaxrewrite.materialise(transform(fn, materialise="allow")(value))
+    np.testing.assert_array_equal(got, jnp.full(value.shape, -jnp.inf))

@@ -370,3 +370,9 @@ def test_the_text_of_a_look_up_that_is_answered_and_of_one_that_is_not():
         "    one",
         "    two",
     ]
+
+
+def test_types_do_not_tell_of_zeros():
+    """Beside an array of zeros a stack stays one; beside any other it is dense."""
+    found = which("concatenate", Diagonal, jax.Array)
+    assert found.decision == "dense" and "concatenate" in found.missing

@@ -44,6 +44,7 @@ from jaxrewrite.values import (
     Toeplitz,
     Triangular,
     Unitful,
+    Units,
     Zero,
 )
 
@@ -639,6 +640,57 @@ def test_a_stack_with_zeros_between_its_elements_is_a_stack(name):
     agrees(PADDINGS, value)
 
 
+def joined_with_zeros(*lengths):
+    """Zeros of these lengths, and in the place of each ``None`` the stack."""
+
+    def program(v):
+        zeros = lambda length: jnp.zeros((length, *v.shape[1:]), v.dtype)
+        return jnp.concatenate([v if n is None else zeros(n) for n in lengths])
+
+    return program
+
+
+JOINTS = {
+    "before": joined_with_zeros(1, None),
+    "after": joined_with_zeros(None, 2, 1),
+    "between": joined_with_zeros(1, 2, None, 1, None),
+    "of no length": joined_with_zeros(0, None, None),
+    "shifted": lambda v: jnp.concatenate([jnp.zeros_like(v[:1]), v[:-1]]),
+}
+
+
+@pytest.mark.parametrize("name", OF_ZEROS)
+def test_a_stack_that_is_joined_with_zeros_is_a_stack(name):
+    value = OF_ZEROS[name]
+    for program in JOINTS.values():
+        assert type(jax.eval_shape(forbid(program), value)) is type(value)
+    agrees(JOINTS, value)
+
+
+def test_zeros_beside_elements_lie_inside_of_units():
+    stack = Unitful(Diagonal(uniform(2, N)), "m")
+    for name, program in JOINTS.items():
+        result = jax.eval_shape(forbid(program), stack)
+        assert type(result.array) is Diagonal and result.units == Units("m"), name
+        got = jaxrewrite.materialise(forbid(program)(stack).array)
+        assert_same(got, program(jaxrewrite.materialise(stack.array)))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda v: jnp.concatenate([jnp.ones((1, N, N)), v]),
+        lambda v: jnp.concatenate([jnp.full((1, N, N), -0.0), v]),
+        lambda v: jnp.concatenate([v, jnp.zeros((2, N, 1))], axis=-1),
+        lambda v: jnp.concatenate([v, jnp.zeros((1, N, N)), jnp.ones((1, N, N))]),
+    ],
+)
+def test_what_else_is_beside_a_stack_makes_it_dense(program):
+    with pytest.raises(jaxrewrite.MaterialisationError):
+        forbid(program)(OF_ZEROS["diagonal"])
+    agrees({"program": program}, OF_ZEROS["diagonal"])
+
+
 def test_padding_of_a_batched_has_elements_of_the_type():
     rows = [Doubled(uniform(N), uniform(1)) for _ in range(2)]
     result = forbid(PADDINGS["around"])(jaxrewrite.stack(rows))
@@ -702,6 +754,7 @@ def test_a_stack_that_is_not_zero_by_its_leaves_is_padded_dense(value):
     with pytest.raises(jaxrewrite.MaterialisationError):
         forbid(PADDINGS["around"])(value)
     agrees(PADDINGS, value)
+    agrees(JOINTS, value)
 
 
 @pytest.mark.parametrize("length", [2, 3, 5])

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from jaxrewrite import Value
+from jaxrewrite import Rules, Value
 from jaxrewrite.primitives import COMPARISON, DECREASING, INCREASING, UNARY
 
 from .._base import in_blocks
@@ -29,6 +29,10 @@ from .declaration import (
     lowest,
 )
 from .operators import Carrying
+
+
+TOGETHER = Rules()
+"""Rules for several equations on intervals, in force in programs that take one."""
 
 
 class Interval(Carrying):
@@ -49,6 +53,12 @@ class Interval(Carrying):
     not tight: :math:`x - x` is not zero. Intervals serve to bound the
     results of a network by bounds on its inputs, also in training (interval bound
     propagation).
+
+    `jax.nn.softmax`, ``log_softmax`` and ``logsumexp`` are bounded as a whole, and so tightly: the
+    softmax function increases with its own number and decreases with the others. That holds for
+    the equations of these functions in a program that takes an interval, with ``axis`` and
+    ``where``, also in `jax.nn.dot_product_attention`, if nothing annotates the interval. The product of such weights with an interval
+    is again one of independent numbers: that they sum to one is not known there.
 
     **No bounds**: from minus infinity to infinity an interval holds all numbers, *and NaN*
     (where a dtype has no infinities, from its lowest number to its highest). So a quotient by
@@ -120,6 +130,7 @@ class Interval(Carrying):
     _meets_itself = True  # A number is equal to itself, and its square is not negative.
     axes = {"lower": "...", "upper": "..."}
     _ignores_custom_rules = True
+    _tables = (TOGETHER,)
 
     lower: Array
     upper: Array

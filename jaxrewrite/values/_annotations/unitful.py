@@ -28,10 +28,12 @@ from .units import (
     FreeUnits,
     Units,
     UnitsError,
+    about_unknown,
     check_sum,
     conversion,
     in_terms_of,
     is_convertible,
+    unknown_names,
 )
 
 
@@ -192,7 +194,8 @@ class Unitful(Annotated):
         Raises
         ------
         UnitsError
-            If a unit of the basis is not of one base unit, or an offset or a logarithm is met.
+            If a unit of the basis is not of one base unit, or is known neither to the table nor
+            in this quantity, or an offset or a logarithm is met.
 
         Examples
         --------
@@ -303,11 +306,11 @@ def same_units(subject: str, operands: Sequence[Any]) -> Units:
     all_units = dict.fromkeys(map(units_of, operands))
     units = [x for x in all_units if not isinstance(x, FreeUnits)]
     if len(units) > 1:
-        hint = ""
+        hint = about_unknown(unknown_names(*units))
         if is_convertible(units):
             hint = " Convert one of them, by Unitful.to."
         elif NO_UNITS in units:
-            hint = (
+            hint += (
                 " Give units to the numbers without any, as in Unitful(1.0, "
                 f"{str(next(filter(None, units)))!r}), and pass them as arguments; or divide the "
                 "others by a unit."
@@ -430,7 +433,8 @@ def _integer_pow(x: Unitful, *, primitive: Any, y: int, **params: Any) -> Any:
 @jaxrewrite.register("pow")
 def _pow(x: Unitful, y: Literal, *, primitive: Any, **params: Any) -> Any:
     """A power that the program writes as a number, such as 0.5 or 1 / 3."""
-    if not x.units or not np.isfinite(y.val) or np.imag(y.val):
+    has_units = bool(x.units) or isinstance(x.units, FreeUnits)
+    if not has_units or not np.isfinite(y.val) or np.imag(y.val):
         return NotImplemented  # There are no such powers of units.
     exponent = float(np.real(y.val))
     power = Fraction(exponent).limit_denominator(64)

@@ -7,7 +7,7 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -317,6 +317,26 @@ def _base_units(units: Units) -> tuple[Fraction | float, Units]:
     return factor, base
 
 
+def unknown_names(*units: Units) -> list[str]:
+    """The names in units that are base units of their own kind, because no table has them."""
+    _define_known()
+    known = {*_TABLE, *_BASE_OF_THE_SI, *_WITH_OFFSET, *_LOGARITHMIC}
+    names = dict.fromkeys(name for of in units for name, _ in of.exponents)
+    return [name for name in names if name not in known]
+
+
+def about_unknown(names: Iterable[str]) -> str:
+    """What to say in an error of names that no table has; nothing where there are none."""
+    unknown = list(names)
+    if not unknown:
+        return ""
+    are = "is no known unit" if len(unknown) == 1 else "are no known units"
+    return (
+        f" {' and '.join(unknown)} {are}, and of a kind of {'its' if len(unknown) == 1 else 'their'} "
+        "own. jaxrewrite.values.register_unit defines units."
+    )
+
+
 def check_sum(units: Units) -> None:
     """Raise `UnitsError` for units in which two numbers have no sum and no difference.
 
@@ -358,7 +378,12 @@ def in_kelvin(numbers: Any, units: Units) -> tuple[Any, Units]:
 def in_terms_of(units: Units, basis: Sequence[Any]) -> Units:
     """Units of the same kind, as powers of some units, each of a base unit of its own."""
     powers: dict[str, Units] = {}
+    own = {name for name, _ in _base_units(units)[1].exponents}
     for unit in map(Units, basis):
+        if unknown := about_unknown(
+            name for name in unknown_names(unit) if name not in own
+        ):
+            raise UnitsError(f"{units} can't be converted to {unit}.{unknown}")
         exponents = _base_units(unit)[1].exponents
         if len(exponents) != 1 or exponents[0][1] != 1:
             raise UnitsError(
@@ -392,7 +417,7 @@ def conversion(old: Units, new: Units, asked: Any) -> tuple[Any, Any]:
     if kind != other_kind:
         raise UnitsError(
             f"{old} can't be converted to {new}: they are {kind} and {other_kind} in base "
-            "units. jaxrewrite.values.register_unit defines units that are not known."
+            f"units.{about_unknown(unknown_names(old, new))}"
         )
     ratio = factor / other
     # Two small numbers, as in 5 / 18 for km/h, are exact in every dtype.
@@ -456,6 +481,9 @@ _FACTORS = {"pint": _factor_by_pint, "astropy": _factor_by_astropy}
 
 
 _PREFIXES = {
+    "a": -18,
+    "f": -15,
+    "p": -12,
     "n": -9,
     "u": -6,
     "m": -3,
@@ -467,6 +495,8 @@ _PREFIXES = {
     "M": 6,
     "G": 9,
     "T": 12,
+    "P": 15,
+    "E": 18,
 }
 
 _OF_THE_SI = {
@@ -476,8 +506,21 @@ _OF_THE_SI = {
     **{"Bq": "1/s", "Gy": "J/kg", "Sv": "J/kg", "kat": "mol/s"},
 }
 
-# Units of the SI that are no products of others, the gram, and other units with prefixes.
-_WITH_PREFIXES = ("m", "g", "s", "A", "K", "mol", "cd", "L", "eV", "cal", "Wh", "bar")
+# Units of the SI that are no products of others.
+_BASE_OF_THE_SI = ("kg", "m", "s", "A", "K", "mol", "cd")
+
+# Some of these, the gram, and other units with prefixes.
+_WITH_PREFIXES = (
+    *("m", "g", "s", "A", "K", "mol", "cd", "L", "eV", "cal", "Wh", "bar"),
+    *("Da", "yr"),
+)
+
+# The gram is defined by the kilogram, and pH is the acidity, not a picohenry.
+_NOT_PREFIXED = ("kg", "pH")
+
+# CODATA 2022, https://physics.nist.gov/cuu/Constants: the unified atomic mass unit, the Hartree
+# energy and the Bohr radius are measured.
+_DALTON, _HARTREE, _BOHR = "1.66053906892e-27", "4.3597447222060e-18", "5.29177210544e-11"
 
 _OTHERS: dict[str, tuple[Any, str]] = {
     **{"g": ("1/1000", "kg"), "t": (1000, "kg"), "lb": ("0.45359237", "kg")},
@@ -486,6 +529,12 @@ _OTHERS: dict[str, tuple[Any, str]] = {
     **{"mi": ("1609.344", "m"), "L": ("1/1000", "m^3"), "bar": (100000, "Pa")},
     **{"eV": ("1.602176634e-19", "J"), "cal": ("4.184", "J"), "Wh": (3600, "J")},
     **{"atm": (101325, "Pa"), "deg": (math.pi / 180, "rad")},
+    # A column of mercury by convention: 13.5951 g/cm^3 at standard gravity. The year is Julian.
+    **{"mmHg": ("133.322387415", "Pa"), "Torr": ("101325/760", "Pa")},
+    **{"yr": ("31557600", "s"), "angstrom": ("1e-10", "m")},
+    **{"dyn": ("1e-5", "N"), "erg": ("1e-7", "J")},
+    **{"Da": (_DALTON, "kg"), "u": (1, "Da"), "amu": (1, "Da")},
+    **{"hartree": (_HARTREE, "J"), "bohr": (_BOHR, "m")},
     **{"delta_degC": (1, "K"), "delta_degF": ("5/9", "K")},
 }
 
@@ -499,5 +548,5 @@ def _define_known() -> None:
         _define(name, units, factor)
     for prefix, power in _PREFIXES.items():
         for name in (*_WITH_PREFIXES, *_OF_THE_SI):
-            if prefix + name not in (*_TABLE, "kg", "cd"):
+            if prefix + name not in (*_TABLE, *_NOT_PREFIXED):
                 _define(prefix + name, name, Fraction(10) ** power)

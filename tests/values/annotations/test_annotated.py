@@ -1,6 +1,7 @@
 """Values that annotate an array: units, names of axes, masks, bounds, tags; keys."""
 
 import functools
+import itertools
 import pickle
 from fractions import Fraction
 
@@ -2150,3 +2151,97 @@ def test_a_slice_of_a_sum_remembers_its_terms():
 def test_the_norm_of_a_quantity_without_axes():
     norm = jaxrewrite.transform(jnp.linalg.norm)(Unitful(jnp.float32(-3), "m"))
     assert norm.units == Units("m") and norm.array == 3
+
+
+MOST = jnp.array([[True, False, True, True], [True, True, False, True]])
+SOFTMAXES = {
+    "softmax": jax.nn.softmax,
+    "axis 0": lambda x: jax.nn.softmax(x, axis=0),
+    "all axes": lambda x: jax.nn.softmax(x, axis=(0, 1)),
+    "of some": lambda x: jax.nn.softmax(x, where=MOST),
+    "by hand": lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x), axis=1, keepdims=True),
+    "in a loop": lambda x: lax.map(jax.nn.softmax, x),
+    "log": jax.nn.log_softmax,
+    "log of some": lambda x: jax.nn.log_softmax(x, where=MOST),
+    "logsumexp": lambda x: jax.nn.logsumexp(x, axis=-1),
+    "logsumexp of some": lambda x: jax.nn.logsumexp(x, axis=-1, where=MOST),
+}
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_bounds_of_a_softmax_are_tight(name):
+    """The bounds of each result are its numbers at two corners of the box."""
+    fn = SOFTMAXES[name]
+    draw = np.random.default_rng(0)
+    low = jnp.asarray(draw.normal(size=(2, 4)) * 3, "float32")
+    high = low + jnp.asarray(draw.uniform(0, 4, size=(2, 4)), "float32")
+    bounds = jaxrewrite.transform(fn)(Interval(low, high))
+    corners = jnp.array([*itertools.product([False, True], repeat=8)]).reshape(-1, 2, 4)
+    results = jax.vmap(lambda corner: fn(jnp.where(corner, high, low)))(corners)
+    assert jax.vmap(bounds.contains)(results).all()
+    assert jnp.allclose(bounds.lower, results.min(0), rtol=1e-4, atol=1e-5)
+    assert jnp.allclose(bounds.upper, results.max(0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 10.0, 1e3])
+def test_bounds_of_a_softmax_hold_where_it_is_rounded(dtype, scale):
+    fns = lambda x: (
+        jax.nn.softmax(x), jax.nn.log_softmax(x), jax.nn.logsumexp(x, axis=-1),
+    )  # fmt: skip
+    for length in (1, 2, 300):
+        x = jnp.asarray(
+            np.random.default_rng(length).normal(size=(16, length)) * scale, dtype
+        )
+        bounds = jaxrewrite.transform(fns)(Interval(x, x))
+        for bound, result in zip(bounds, fns(x), strict=True):
+            assert bound.contains(result).all()
+
+
+def test_bounds_of_a_softmax_of_infinite_numbers():
+    """They are unbounded only where it may be NaN."""
+    inf = jnp.inf
+    softmax = jaxrewrite.transform(jax.nn.softmax)
+    some = softmax(Interval(jnp.array([-inf, 0.0, 1.0]), jnp.array([-inf, 1.0, 2.0])))
+    assert some.lower[0] == some.upper[0] == 0
+    assert 0.1 < some.lower[1] < some.upper[2] < 0.9
+    for low, high in (([-inf, -inf], [0.0, 1.0]), ([0.0, 0.0], [inf, 1.0])):
+        none = softmax(Interval(jnp.array(low), jnp.array(high)))
+        assert (none.lower == -inf).all() and (none.upper == inf).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_bounds_of_attention_are_of_the_size_of_the_values(options, groups):
+    q = jnp.asarray(
+        np.random.default_rng(0).normal(size=(2, 3, 2 * groups, 4)) * 9, "float32"
+    )
+    k, v = q[:, :, :2] / 2, jnp.ones((2, 3, 2, 4))
+    attend = lambda q, k, v: jax.nn.dot_product_attention(q, k, v, **options)
+    bounds = jaxrewrite.transform(attend)(
+        Interval.around(q, 2.0), Interval.around(k, 2.0), v
+    )
+    assert bounds.contains(attend(q, k, v)).all()
+    assert (bounds.lower >= -1e-5).all() and (bounds.upper <= 3 + 1e-5).all()
+
+
+def test_bounds_of_a_softmax_of_nothing():
+    nothing = Interval(jnp.zeros((3, 0)), jnp.zeros((3, 0)))
+    assert jaxrewrite.transform(jax.nn.softmax)(nothing).shape == (3, 0)
+
+
+def test_derivatives_of_bounds_of_a_softmax_are_numbers():
+    def width(low, high):
+        bounds = jaxrewrite.transform(jax.nn.softmax)(Interval(low, high))
+        return jnp.sum((bounds.upper - bounds.lower) ** 2)
+
+    check = lambda *ends: jax.test_util.check_grads(width, ends, 1, modes="rev", rtol=2e-2)
+    check(jnp.array([0.0, 0.5, -1.0]), jnp.array([0.3, 1.5, 2.0]))
+    for x in (jnp.ones(1), jnp.array([0.0, 300.0])):
+        assert all(jnp.isfinite(g).all() for g in jax.grad(width, (0, 1))(x, x))
+
+
+def test_only_programs_on_bounds_look_for_a_softmax():
+    decisions = lambda x: {s.decision for s in jaxrewrite.explain(jax.nn.softmax)(x).steps}
+    assert decisions(Interval(NUMBERS, NUMBERS)) == {"pattern"}
+    assert "pattern" not in decisions(Tagged(NUMBERS, "tag"))

@@ -10,6 +10,7 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite.values import Diagonal, Unitful, Units, UnitsError, register_unit
+from jaxrewrite.values._annotations import units as table
 
 
 pytestmark = pytest.mark.usefixtures("own_table")
@@ -74,7 +75,7 @@ def test_rules_do_not_convert():
     ("old", "new", "words"),
     [
         ("m", "s", "m can't be converted to s: they are m and s in base units"),
-        ("USD", "EUR", "register_unit defines units that are not known"),
+        ("USD", "EUR", "USD and EUR are no known units.*register_unit defines units"),
         ("degC", "K", "degC has an offset"),
         ("K", "degF", "degF has an offset"),
     ],
@@ -158,13 +159,16 @@ SI = {
 }
 PREFIXES = {
     **{"n": 1e-9, "u": 1e-6, "m": 1e-3, "c": 1e-2, "d": 0.1, "": 1, "da": 10, "h": 100},
-    **{"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12},
+    **{"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18},
+    **{"p": 1e-12, "f": 1e-15, "a": 1e-18},
 }
 
 
 @pytest.mark.parametrize("unit", SI)
 def test_all_units_of_the_si_are_known_with_prefixes(unit):
     for prefix, factor in PREFIXES.items():
+        if prefix + unit == "pH":  # It is the acidity.
+            continue
         got = Unitful(np.float64(1), prefix + unit).to(SI[unit])
         np.testing.assert_allclose(got.array, factor, 1e-6, err_msg=prefix + unit)
 
@@ -221,3 +225,43 @@ def test_a_lookup_of_keys_beside_quantities():
     found = jaxrewrite.transform(draw)(x, keys, i)
     assert found.units == x.units
     np.testing.assert_array_equal(found.array, draw(x.array, keys, i))
+
+
+def test_units_of_chemistry_are_known():
+    energy = Unitful(jnp.float32(1), "Da") * Unitful(jnp.float32(1), "nm/ps") ** 2
+    np.testing.assert_allclose(energy.to("meV").array, 10.364269, rtol=1e-6)
+    for old, new, factor in (
+        *(("Torr", "mmHg", 0.999999857), ("kcal", "erg", 4.184e10), ("dyn", "uN", 10)),
+        *(("bohr", "angstrom", 0.529177211), ("hartree", "eV", 27.2113862), ("kDa", "amu", 1e3)),
+        *(("Myr", "day", 365.25e6), ("u", "kg", 1.66053906892e-27), ("pF", "F", 1e-12)),
+    ):  # fmt: skip
+        got = Unitful(np.float64(1), old).to(new).array
+        np.testing.assert_allclose(got, factor, rtol=1e-6, err_msg=old)
+
+
+def test_no_prefix_makes_a_name_that_is_another():
+    """Each name with a prefix is one that no other prefix or unit makes."""
+    prefixed = [
+        p + u for p in table._PREFIXES for u in {*table._WITH_PREFIXES, *table._OF_THE_SI}
+    ]
+    others = {*table._OTHERS, *table._OF_THE_SI, *table._BASE_OF_THE_SI}
+    others |= {*table._WITH_OFFSET, *table._LOGARITHMIC}
+    left = [name for name in prefixed if name not in table._NOT_PREFIXED]
+    assert len({*left}) == len(left) and others.isdisjoint(left)
+
+
+def test_errors_name_the_units_that_no_table_has():
+    x = Unitful(jnp.ones(2), "banana m")
+    with pytest.raises(
+        UnitsError, match=r"can't be converted to apple\. apple is no known unit"
+    ):
+        x.to_base("apple")
+    assert x.to_base("cm", "banana").units == Units("banana cm")
+    for other in ("apple m", "kg"):
+        with pytest.raises(
+            UnitsError, match="banana( and apple are no known units| is no known unit)"
+        ):
+            x + Unitful(jnp.ones(2), other)
+    with pytest.raises(UnitsError) as error:
+        Unitful(jnp.ones(2), "m") + Unitful(jnp.ones(2), "s")
+    assert "known" not in str(error.value)

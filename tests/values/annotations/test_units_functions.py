@@ -274,3 +274,34 @@ def test_what_is_subtracted_at_an_index_is_annotated():
     assert named.names == ("place",)
     multiply = jaxrewrite.transform(lambda x: x.at[1].multiply(3.0), materialise="forbid")
     np.testing.assert_array_equal(multiply(Named(lower, ("place",))).array, [0, 3, 2])
+
+
+def thermostat(power):
+    """The momentum of a thermostat, as a loop writes it from zeros."""
+
+    def run(energy, mass, dt, *exponents):
+        (exponent,) = exponents or (power,)
+        turn = lambda p, _: (p.at[1].add(dt * (p[0] ** exponent / mass - energy)), None)
+        return lax.scan(turn, jnp.zeros(2), length=2)[0]
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", "int32"])
+def test_a_power_of_zeros_of_a_program_has_any_units(dtype):
+    energy, mass, dt = (
+        Unitful(jnp.float32(2), units) for units in ("J", "J s^2", "s")
+    )  # fmt: skip
+    power = lambda: 2 if dtype is None else jnp.asarray(2, dtype)
+    run = lambda *operands: thermostat(power())(*operands)
+    momentum = jaxrewrite.transform(run)(energy, mass, dt)
+    assert momentum.units == Units("J s")
+    np.testing.assert_array_equal(momentum.array, [0, -8])
+    with pytest.raises(UnitsError, match="sub needs operands of equal units"):
+        # Nothing tells the power, and so the units.
+        jaxrewrite.transform(thermostat(None))(energy, mass, dt, jnp.float32(2))
+
+
+def test_a_power_of_zeros_beside_a_quantity():
+    fn = lambda x: jnp.zeros(2) ** jnp.float32(0.5) + x
+    assert jaxrewrite.transform(fn)(Unitful(jnp.ones(2), "m")).units == Units("m")
