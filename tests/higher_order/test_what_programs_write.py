@@ -311,7 +311,8 @@ def test_zeros_become_values_where_the_type_can_be_zero(kind):
         for x in jax.tree.leaves(
             results, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)
         ):
-            assert types(x) == types(value), name
+            # Where two annotations meet, the outer one of the two types is outside.
+            assert {*types(x)} == {*types(value)}, name
 
 
 def test_zeros_inside_of_two_annotations_become_the_matrix():
