@@ -251,10 +251,10 @@ def in_trace(trace: Trace) -> AbstractContextManager[object]:
 def is_of_running_trace(tracer: Any) -> bool:
     """Whether a tracer is of the current trace, or of one around it."""
     trace: Any = trace_ctx.trace
-    while not isinstance(trace, EvalTrace):
+    while trace is not None:
         if tracer._trace is trace:
             return True
-        trace = trace.parent_trace
+        trace = getattr(trace, "parent_trace", None)
     return False
 
 

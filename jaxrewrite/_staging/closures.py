@@ -16,7 +16,7 @@ import functools
 import operator
 import threading
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.tree_util import PyTreeDef, tree_unflatten
@@ -71,6 +71,13 @@ class Staging:
                 steps.add(step)
                 needed += [atom for atom in eqns[step].invars if isinstance(atom, Var)]
         kept = [eqns[step] for step in sorted(steps)]
+        for eqn in kept:
+            if eqn.effects:
+                raise jax.errors.UnexpectedTracerError(
+                    f"A derivative rule closes over a result of {eqn.primitive.name!r}, which has "
+                    "an effect and can't run again for the rule. Pass the result to the "
+                    "function with the rule as an argument."
+                )
         staged = self.jaxpr
         jaxpr = _compat.new_jaxpr(
             staged.invars, [var], kept, staged.debug_info, staged.is_high
@@ -79,11 +86,20 @@ class Staging:
         return run_on_values(settings, jaxpr, operands, site)[0]
 
 
+class _Frame(NamedTuple):
+    """A program that runs now, its leaves, its trace, and the arrays that rules asked for."""
+
+    staging: Staging
+    leaves: Sequence[Any]
+    trace: _compat.Trace
+    found: dict[Var, Any]
+
+
 class _Running(threading.local):
-    """The programs that run now, with their leaves; the innermost is last."""
+    """The programs that run now; the innermost is last."""
 
     def __init__(self) -> None:
-        self.frames: list[tuple[Staging, Sequence[Any], _compat.Trace]] = []
+        self.frames: list[_Frame] = []
 
 
 _running = _Running()
@@ -92,7 +108,7 @@ _running = _Running()
 @contextlib.contextmanager
 def run_of(staging: Staging, leaves: Sequence[Any]) -> Iterator[None]:
     """Let rules that JAX calls ask for the arrays of a program while it runs."""
-    _running.frames.append((staging, leaves, _compat.current_trace()))
+    _running.frames.append(_Frame(staging, leaves, _compat.current_trace(), {}))
     try:
         yield
     finally:
@@ -163,6 +179,8 @@ def with_arrays_of_call(settings: Settings, builder: Rewriter, eqn: JaxprEqn) ->
     rules may be those of equations in a body.
     """
     if eqn.primitive.name not in _compat.OWN_RULES:
+        if not bodies_close_over(eqn):
+            return eqn
         change = functools.partial(with_arrays_of_call, settings, builder)
         return _compat.with_equations(eqn, change)
     site = Site(builder, eqn, eqn.outvars)
@@ -196,9 +214,17 @@ def arrays_of_call(consts: Sequence[Any], settings: Settings, site: Site) -> lis
 def _of_call(const: object, settings: Settings, site: Site) -> object:
     var = _compat.variable_of(const)
     if var is not None:
-        for staging, leaves, trace in reversed(_running.frames):
-            if staging.has(var):
-                # As where the function makes the array: a mask has no tangent there.
-                with _compat.in_trace(trace):
-                    return staging.value_of(var, leaves, settings, site)
+        for frame in reversed(_running.frames):
+            if frame.staging.has(var):
+                return _found(frame, var, settings, site)
     return const
+
+
+def _found(frame: _Frame, var: Var, settings: Settings, site: Site) -> ArrayOrValue:
+    """The array or value of a variable of a program that runs now."""
+    if var not in frame.found:
+        # As where the function makes the array: a mask has no tangent there.
+        with _compat.in_trace(frame.trace):
+            found = frame.staging.value_of(var, frame.leaves, settings, site)
+        frame.found[var] = found
+    return frame.found[var]
