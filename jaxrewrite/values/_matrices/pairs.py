@@ -81,7 +81,7 @@ def _(x: OnDiagonal, y: LowRank, **params: Any) -> Any:
 
 
 @register("mul")
-def times_by_entries(x: LowRank, y: LowRank, **params: Any) -> Any:
+def _(x: LowRank, y: LowRank, **params: Any) -> Any:
     r"""The rows of the factors multiply in all pairs: the rank is the product of the ranks."""
     pairs = x.as_matrices(), y.as_matrices()
     if x.shape != y.shape or x.dtype != y.dtype or None in pairs:
@@ -95,9 +95,3 @@ def times_by_entries(x: LowRank, y: LowRank, **params: Any) -> Any:
     rows = b[..., :, None, :] * d[..., None, :, :]
     batch = x.shape[:-2]
     return LowRank(columns.reshape(*batch, n, rank), rows.reshape(*batch, rank, m))
-
-
-@register("square", "integer_pow")
-def _(v: LowRank, *, y: int = 2, **params: Any) -> Any:
-    """As a penalty of weights has it, or a norm of all parameters."""
-    return times_by_entries(v, v) if y == 2 else NotImplemented
