@@ -152,11 +152,11 @@ def tracers_in(*objects: Any) -> Iterator[Tracer]:
             rest += _held(x)
 
 
-def holds_tracers(x: Any) -> bool:
-    """Whether an object that is no pytree holds arrays of a trace, also in its attributes."""
+def tracers_hidden_in(x: Any) -> Iterator[Tracer]:
+    """The arrays of traces that an object holds that is no pytree, also in its attributes."""
     is_instance = not isinstance(x, (type, ModuleType))
     attributes = getattr(x, "__dict__", {}).values() if is_instance else ()
-    return next(tracers_in(x, *attributes), None) is not None
+    return tracers_in(x, *attributes)
 
 
 def _held(x: Any) -> list[Any]:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_clear_functions: list[Callable[[], None]] = []
-_weak_caches: weakref.WeakSet[WeakCaches] = weakref.WeakSet()
+# Each gives a function that empties a cache, or ``None`` if the cache is gone.
+_clear_functions: list[Callable[[], Callable[[], None] | None]] = []
 
 
 def clear_caches() -> None:
@@ -27,7 +27,7 @@ def clear_caches() -> None:
     >>> import jaxrewrite
     >>> jaxrewrite.clear_caches()
     """
-    for clear in [*_clear_functions, *(caches.clear for caches in _weak_caches)]:
+    for clear in filter(None, [reference() for reference in _clear_functions]):
         clear()
 
 
@@ -73,7 +73,7 @@ class BoundedCache:
 def bounded_cache(size: int) -> BoundedCache:
     """A module's own `BoundedCache`, which `clear_caches` empties."""
     cache = BoundedCache(size)
-    _clear_functions.append(cache.clear)
+    _clear_functions.append(lambda: cache.clear)
     return cache
 
 
@@ -82,10 +82,15 @@ def cached(size: int) -> Callable[[_F], _F]:
 
     def decorate(fn: _F) -> _F:
         cached_fn: Any = functools.lru_cache(size)(fn)
-        _clear_functions.append(cached_fn.cache_clear)
+        _clear_functions.append(lambda: cached_fn.cache_clear)
         return cached_fn
 
     return decorate
+
+
+def _forget(caches: weakref.ref[WeakCaches], key: int) -> None:
+    if (held := caches()) is not None:
+        held._of_same.pop(key)
 
 
 class WeakCaches:
@@ -98,7 +103,7 @@ class WeakCaches:
         # The caches with entries: most objects that have a cache outlive its entries.
         self._filled: weakref.WeakSet[BoundedCache] = weakref.WeakSet()
         self._lock = threading.Lock()
-        _weak_caches.add(self)
+        _clear_functions.append(weakref.WeakMethod(self.clear))
 
     def of(self, owner: Any) -> BoundedCache:
         """Return the cache of ``owner``, which must be hashable and weakly referable."""
@@ -116,7 +121,7 @@ class WeakCaches:
         with self._lock:
             if key not in self._of_same:
                 # The number is free for another object after that, and not before.
-                weakref.finalize(owner, self._of_same.pop, key)
+                weakref.finalize(owner, _forget, weakref.ref(self), key)
                 self._of_same[key] = BoundedCache(self._size, self._filled)
             return self._of_same[key]
 

@@ -437,8 +437,7 @@ class Table:
                 entries = [entry for cell in cells for entry in cell.values()]
                 if all(map(_is_dense, types)):
                     entries = [e for e in entries if e.rule.signature.is_dense()]
-                if any(issubclass(t, Value) and t.outer == math.inf for t in types):
-                    # What is outside of all is for rules alone that name it.
+                if any(issubclass(t, Value) and t._has_to_be_named for t in types):
                     entries = [e for e in entries if e.outer(types) == math.inf]
                 self._matches[key] = entries
         return entries
@@ -495,9 +494,8 @@ class RulesInForce:
 
     def matter_inside(self) -> bool:
         """Whether traces with these tables may differ from traces without a transform."""
-        return self.tables != (global_rules,) or bool(
-            global_rules.dense_rules() or any(global_rules._of_passes.values())
-        )
+        may_differ = global_rules.dense_rules() or any(global_rules._of_passes.values())
+        return self.tables != (global_rules,) or bool(may_differ)
 
     def state(self) -> tuple[Any, ...]:
         """The part of a cache's key that stands for the rules; hashable. It holds no table."""

@@ -113,17 +113,18 @@ class Value(PyTree):
     # Whether programs see its dense array anyway, so that no policy stands in the way of that.
     _is_seen_dense: ClassVar[bool] = False
 
-    # Remedies for a user, by the primitives that make the type dense, where there is a better
-    # remedy than a rule of their own.
+    # By the primitives that make the type dense: remedies that are better than a rule for them.
     _remedies: ClassVar[Mapping[str, str]] = {}
 
     # Whether derivatives are those of a function's equations, because a custom rule says
     # nothing about what this stands for.
     _ignores_custom_rules: ClassVar[bool] = False
 
-    # Tables that are in force in programs on one, as if they were given with ``rules=``: for rules of
-    # several equations, which are looked for in no other program.
+    # Tables that are in force in programs on one, and in no other: for rules of several equations.
     _tables: ClassVar[tuple[Any, ...]] = ()
+
+    # Whether it is for rules alone that name it. Its ``outer`` is infinite.
+    _has_to_be_named: ClassVar[bool] = False
 
     # Whether a function may make one of an array that turns out to be of the same type. Units,
     # say, that meet an argument unseen are an error.

@@ -64,6 +64,7 @@ class Zeros(Value):
     # They are dense before the default of any other type is asked, and before rules that do not
     # name them.
     outer = math.inf
+    _has_to_be_named = True
 
     of_aval: Any = field(static=True)
 

@@ -121,8 +121,13 @@ class Program:
         The caller may donate it. The constant may be a number of Python, or of a subclass of
         NumPy's, which can't be pickled nor copied.
         """
-        for i in self._constants:
-            results[i] = _new_array(results[i], self.jaxpr.outvars[i].aval)
+        if not self._constants:
+            return results
+        avals = [self.jaxpr.outvars[i].aval for i in self._constants]
+        for i, x in zip(
+            self._constants, _new([results[i] for i in self._constants], avals), strict=True
+        ):
+            results[i] = x
         return results
 
     def _is_called(self) -> bool:
@@ -361,16 +366,21 @@ def _binding(eqn: JaxprEqn) -> Callable[..., Any]:
     return bind
 
 
-def _new_array(x: Any, aval: Any) -> Any:
-    if aval.dtype == jax.dtypes.float0:
-        return x
-    if _compat.has_tracers([x]):
-        return x
-    # The function may branch on it, also where JAX traces.
-    with jax.ensure_compile_time_eval(), _compat.bits_of([aval]):
-        if isinstance(x, jax.Array):
-            return jnp.copy(x)
-        return _compat.as_weak_as(jnp.asarray(x, aval.dtype), aval)
+def _new(constants: list[Any], avals: Sequence[Any]) -> list[Any]:
+    """New arrays for constants; those of JAX stay where they are, and tracers as they are."""
+    new, arrays = list(constants), []
+    # The function may branch on one, also where JAX traces.
+    with jax.ensure_compile_time_eval(), _compat.bits_of(avals):
+        for i, (x, aval) in enumerate(zip(constants, avals, strict=True)):
+            if isinstance(x, jax.Array):
+                arrays += [] if _compat.has_tracers([x]) else [i]
+            elif aval.dtype != jax.dtypes.float0:
+                new[i] = _compat.as_weak_as(jnp.asarray(x, aval.dtype), aval)
+        places = [constants[i].sharding for i in arrays]
+        copies = jax.device_put([constants[i] for i in arrays], places, may_alias=False)
+    for i, copied in zip(arrays, copies, strict=True):
+        new[i] = copied
+    return new
 
 
 def _as_array(literal: Literal) -> Any:

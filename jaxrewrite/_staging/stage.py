@@ -10,8 +10,17 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+    Sequence,
+)
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -88,7 +97,11 @@ class Staged(NamedTuple):
     def is_cacheable(self) -> bool:
         """Whether the program is the same at each call."""
         is_of_a_trace = self.staging is not None and self.staging.is_of_a_trace()
-        return self.program.is_cacheable() and not is_of_a_trace
+        hidden = itertools.chain.from_iterable(
+            map(_compat.tracers_hidden_in, self.out_leaves or ())
+        )
+        hides_none = next(hidden, None) is None
+        return hides_none and not is_of_a_trace and self.program.is_cacheable()
 
     def is_spent(self) -> bool:
         """Whether the program holds arrays of a call that has ended."""
@@ -178,15 +191,15 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
 
 
 def _with_tables_of(settings: Settings, values: Iterable[Value]) -> Settings:
-    """The settings for a program on these values: the tables of their types are over the global one."""
+    """The settings for a program on these values: the tables of their types come last."""
     tables = dict.fromkeys(table for value in values for table in value._tables)
     given = settings.rules
     new = [table for table in tables if table not in given.tables]
     if not new:
         return settings
-    end = len(given.tables) - max(given.num_later, 1)
-    joined = (*given.tables[:end], *new, *given.tables[end:])
-    return settings._replace(rules=RulesInForce(joined, given.num_later, given.has_values))
+    num_later = given.num_later and given.num_later + len(new)
+    joined = RulesInForce((*given.tables, *new), num_later, given.has_values)
+    return settings._replace(rules=joined)
 
 
 def _check_nesting(
@@ -340,8 +353,9 @@ class _Item(NamedTuple):
 
 def _check_statics(leaves: Sequence[Any], fn: Callable[..., Any]) -> None:
     """Raise `TypeError` if an object that JAX sees as one leaf holds arrays of the trace."""
+    trace = _compat.current_trace()
     for x in leaves:
-        if _compat.holds_tracers(x):
+        if any(tracer._trace is trace for tracer in _compat.tracers_hidden_in(x)):
             raise TypeError(
                 f"{getattr(fn, '__qualname__', fn)} returns a {type(x).__name__} that holds arrays, "
                 "which JAX does not see: it is no pytree. Return them in a pytree, such as a "
@@ -349,13 +363,12 @@ def _check_statics(leaves: Sequence[Any], fn: Callable[..., Any]) -> None:
             )
 
 
+_MUTABLE = (MutableMapping, MutableSequence, MutableSet)
+
+
 def _own(x: object) -> object:
-    """A result that is no array, for one caller: what can change is copied."""
-    try:
-        hash(x)
-    except TypeError:
-        return copy.copy(x)
-    return x
+    """A result that is no array, for one caller: a collection that can change is copied."""
+    return copy.copy(x) if isinstance(x, _MUTABLE) else x
 
 
 class _Returned(NamedTuple):

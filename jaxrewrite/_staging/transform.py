@@ -400,7 +400,8 @@ class Transformed(Generic[_P, _R]):
         self._rules = rules
         self._policy = policy
         self._fn_tree = function_tree(fn)
-        self._programs, self._tag = _program_cache(fn, self._fn_tree, global_rules)
+        kept, self._tag = _program_cache(fn, self._fn_tree, global_rules)
+        self._programs = BoundedCache(1024) if kept is None else kept
         # The same function inside of `jax.jit`, if ``fn`` is a jitted one.
         self._jitted = BoundedCache(16) if _compat.is_plain_jit(fn) else None
 
@@ -507,7 +508,8 @@ class Transformed(Generic[_P, _R]):
         key = self._key(tree, leaves, treedef, settings)
         programs, table = self._programs, settings.rules.tables[0]
         if table is not global_rules:
-            programs, _ = _program_cache(self._fn, self._fn_tree, table)
+            kept, _ = _program_cache(self._fn, self._fn_tree, table)
+            programs = self._programs if kept is None else kept
         staged = None if key is None else programs.get(key)
         if (
             staged is None
@@ -570,12 +572,13 @@ def _named(fn: object) -> object:
 
 def _program_cache(
     fn: Callable[..., Any], fn_tree: Tree, table: Table
-) -> tuple[BoundedCache, Any]:
+) -> tuple[BoundedCache | None, Any]:
     """The cache for the programs of a function, and a tag that is part of the keys.
 
-    The programs are kept with the function, and with the table of rules that is the nearest. Python makes a method anew at each access, so
-    those of a method are kept with its object. Those of a callable pytree are kept with its
-    class, because its leaves are arguments of the program.
+    The programs are kept with the function, and with the nearest table of rules. Python makes a
+    method anew at each access, so those of a method are kept with its object. Those of a callable
+    pytree are kept with its class, because its leaves are arguments of the program. There is no
+    cache if nothing can be kept with that object.
     """
     owner: Any = fn if fn_tree is None else type(fn)
     tag, cache_of = None, table.programs.of
@@ -586,7 +589,7 @@ def _program_cache(
         hash(owner)
         return cache_of(owner), tag
     except TypeError:  # The owner is not hashable or not weakly referable.
-        return BoundedCache(1024), tag
+        return None, tag
 
 
 def _leaf_key(leaf: object) -> Hashable:

@@ -418,6 +418,20 @@ def use_a_table():
     return weakref.ref(rules), weakref.ref(array)
 
 
+def test_a_function_that_keeps_nothing_is_staged_once_for_a_table():
+    @dataclasses.dataclass
+    class Model:  # It has no hash.
+        def step(self, v):
+            calls.append(v)
+            return v + 1
+
+    calls = []
+    run = transform(Model().step, rules=jaxrewrite.Rules(), materialise="allow")
+    for _ in range(3):
+        run(Doubled(X))
+    assert len(calls) == 1
+
+
 def plus_one(v):
     return jax.lax.scan(lambda carry, _: (v + 1, None), jnp.zeros(3), None, length=1)[0]
 

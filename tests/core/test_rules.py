@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 
 import jax
@@ -1161,3 +1162,21 @@ def test_a_default_and_bind_tell_zeros_of_two_signs_apart():
 
     found = jax.jit(jaxrewrite.transform(lookups))(Asking(X[0]))
     assert [bool(jnp.signbit(x[0])) for x in found] == [False, True]
+
+
+def test_rules_for_anything_are_for_a_type_that_is_outside_of_all():
+    class Outermost(jaxrewrite.ArrayValue):
+        x: jax.Array
+        outer = math.inf
+
+        def materialise(self):
+            return self.x
+
+    rules = jaxrewrite.Rules()
+
+    @rules.register("neg")
+    def _(v: jaxrewrite.Value, **params):
+        return Outermost(-v.x)
+
+    negated = jaxrewrite.transform(jnp.negative, rules=rules)(Outermost(jnp.ones(3)))
+    assert isinstance(negated, Outermost)

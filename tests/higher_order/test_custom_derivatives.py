@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from choose import every
 from jax import lax
+from jax.experimental import io_callback
 from oracle import allow, assert_same_leaves
 from reference import OWN
 from reference.own import Lora, Quantised, Scaled, Zero
@@ -1141,9 +1142,7 @@ def is_refused(fn, *args):
 
 def test_a_rule_closes_over_nothing_that_would_have_an_effect_again(no_leak_checks):
     def fn(w, x):
-        seen = jax.experimental.io_callback(
-            lambda y: y, jax.typeof(x), lax.stop_gradient(x)
-        )
+        seen = io_callback(lambda y: y, jax.typeof(x), lax.stop_gradient(x))
         return clipped(seen > 0, True)(x @ w).sum()
 
     w = values.LowRank(jnp.ones((3, 1)), jnp.ones((1, 3)))

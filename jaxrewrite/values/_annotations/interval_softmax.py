@@ -55,11 +55,6 @@ def _softmax_below_maximum(x: Any, *, axis: Axis) -> Any:
     return e / jnp.sum(e, axis=axis, keepdims=True)
 
 
-def _softmax_of_exp(x: Any, *, axis: Axis) -> Any:
-    e = jnp.exp(x)
-    return e / jnp.sum(e, axis=axis, keepdims=True)
-
-
 # The groups of heads that `jax.nn.dot_product_attention` maps over: axes of its logits.
 _Mapped = Literal[1, 2, 3]
 
@@ -92,7 +87,6 @@ _rewrite = functools.partial(TOGETHER.rewrite, keep=True)
 
 @_rewrite(_softmax)
 @_rewrite(_softmax_below_maximum)
-@_rewrite(_softmax_of_exp)
 def softmax(x: Interval, *, axis: Any) -> Any:
     return _of_ends(functools.partial(_softmax_between, axis=axis), x)
 

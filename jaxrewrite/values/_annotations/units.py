@@ -378,19 +378,22 @@ def in_kelvin(numbers: Any, units: Units) -> tuple[Any, Units]:
 def in_terms_of(units: Units, basis: Sequence[Any]) -> Units:
     """Units of the same kind, as powers of some units, each of a base unit of its own."""
     powers: dict[str, Units] = {}
-    own = {name for name, _ in _base_units(units)[1].exponents}
-    for unit in map(Units, basis):
-        if unknown := about_unknown(
-            name for name in unknown_names(unit) if name not in own
-        ):
-            raise UnitsError(f"{units} can't be converted to {unit}.{unknown}")
+    _, kind = _base_units(units)
+    wanted = list(map(Units, basis))
+    for unit in wanted:
         exponents = _base_units(unit)[1].exponents
         if len(exponents) != 1 or exponents[0][1] != 1:
             raise UnitsError(
                 f"{unit} is {_base_units(unit)[1]} in base units, and stands for none of them."
             )
         powers[exponents[0][0]] = unit
-    _, kind = _base_units(units)
+    own = [name for name, _ in kind.exponents]
+    unknown = [name for name in unknown_names(*wanted) if name not in own]
+    if unknown and not powers.keys() >= {
+        *own
+    }:  # One of them may be meant for what is left.
+        shown = ", ".join(map(str, wanted))
+        raise UnitsError(f"{units} can't be converted to {shown}.{about_unknown(unknown)}")
     factors = (powers.get(name, Units({name: 1})) ** e for name, e in kind.exponents)
     return functools.reduce(operator.mul, factors, Units())
 
@@ -533,7 +536,7 @@ _OTHERS: dict[str, tuple[Any, str]] = {
     **{"mmHg": ("133.322387415", "Pa"), "Torr": ("101325/760", "Pa")},
     **{"yr": ("31557600", "s"), "angstrom": ("1e-10", "m")},
     **{"dyn": ("1e-5", "N"), "erg": ("1e-7", "J")},
-    **{"Da": (_DALTON, "kg"), "u": (1, "Da"), "amu": (1, "Da")},
+    **{"Da": (_DALTON, "kg"), "u": (_DALTON, "kg"), "amu": (_DALTON, "kg")},
     **{"hartree": (_HARTREE, "J"), "bohr": (_BOHR, "m")},
     **{"delta_degC": (1, "K"), "delta_degF": ("5/9", "K")},
 }

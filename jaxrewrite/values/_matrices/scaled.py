@@ -41,8 +41,8 @@ class Scaled(LinearAlgebra, Linear):
     the number is infinite, the result may be infinite where the dense result is NaN.
 
     The quotient of a matrix with structure and a number that only the run knows is a
-    `Scaled`, so that a division by zero makes NaN of its zeros. Its entries are divided at
-    once, and its own number is 1, unless the divisor is zero or NaN.
+    `Scaled`, so that a division by zero makes NaN of its zeros. In 16 bits its entries are divided
+    at once, and its own number is 1, unless the divisor is zero or NaN.
 
     Attributes
     ----------
@@ -342,15 +342,18 @@ def _(v: Scaled, *, permutation: Any) -> Any:
 def by_number(fn: Callable[[Any, Any], Any], v: Any, number: Any) -> Scaled:
     """A value times a number, or divided by one, with NaN for zeros that do not stay zeros.
 
-    The number acts on the entries at once, where the type stays the same: products of entries
-    may overflow where those of the multiples do not. It is left to the `Scaled` only if it
-    makes NaN of zeros.
+    In 16 bits the number acts on the entries at once, where the structure stays the same: products
+    of entries may overflow where those of the multiples do not. It is left to the `Scaled` only if
+    it makes NaN of zeros. In more bits that overflows rarely, and a number that `jax.vmap` maps over
+    would take a matrix for each.
     """
     x, scale = (v.x, v.number) if isinstance(v, Scaled) else (v, jnp.ones((), v.dtype))
     number, one = jnp.reshape(number, ()), jnp.ones((), v.dtype)
+    if v.dtype.itemsize > 2:
+        return multiple(x, fn(scale, number))
     keeps_zeros = fn(jnp.zeros((), v.dtype), number) == 0
     closed = _entries_by_number(fn, x, lax.select(keeps_zeros, number, one))
-    if closed is NotImplemented:
+    if closed is NotImplemented or not same_structure(closed, x):
         return multiple(x, fn(scale, number))
     return multiple(closed, fn(scale, lax.select(keeps_zeros, one, number)))
 

@@ -400,30 +400,11 @@ def takes_matrices(
     slice_sizes: Sequence[int],
     **params: Any,
 ) -> bool:
-    """Whether a gather takes weights from a stack.
-
-    Rows that are looked up in each table of a stack are no matrix: see `axes_of_stack`.
-    """
-    stack = axes_of_stack(shape, dimension_numbers, slice_sizes)
-    gone = {*dimension_numbers.collapsed_slice_dims, *stack}
+    """Whether a gather takes weights from a stack."""
+    numbers = dimension_numbers
+    # Under `jax.vmap`, the axis along which one row is taken is still there.
+    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     return len(_axes_left(shape, slice_sizes, gone)) > 1
-
-
-def axes_of_stack(
-    shape: Sequence[int],
-    numbers: lax.GatherDimensionNumbers,
-    slice_sizes: Sequence[int],
-) -> set[int]:
-    """The axes of the stack in each array of which a gather looks up the same, or its own.
-
-    `jax.vmap` puts the axis of the stack in front. If all look up the same, that axis is whole
-    in the slices, and only its place in front of the axes that have indices tells it. Where
-    slices leave nothing behind it, they are columns.
-    """
-    stack = {*numbers.operand_batching_dims}
-    first = min(numbers.start_index_map, default=0)
-    left = _axes_left(shape, slice_sizes, {*numbers.collapsed_slice_dims, *stack})
-    return stack | {*range(first)} if max(left, default=0) >= first else stack
 
 
 def _axes_left(

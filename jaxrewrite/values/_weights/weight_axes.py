@@ -16,7 +16,7 @@ from jaxrewrite import primitives
 
 from .._base.chosen import leaves_by_path
 from .._base.structured import Structured
-from .coded import TAKES_WEIGHTS, axes_of_stack, is_floating
+from .coded import TAKES_WEIGHTS, is_floating
 from .concatenated import parts_of_several
 
 
@@ -254,7 +254,7 @@ def _(v: _StandIn, *indices: ArrayLike, primitive, slice_sizes, **params) -> Any
     are_weights = TAKES_WEIGHTS[primitive.name](v.shape, slice_sizes=slice_sizes, **params)
     if v.ndim > 1 and not are_weights:
         numbers = params.get("dimension_numbers")
-        stack = axes_of_stack(v.shape, numbers, slice_sizes) if numbers else set()
+        stack = numbers.operand_batching_dims if numbers else ()
         rows = [i for i, n in enumerate(slice_sizes) if n > 1 and i not in stack]
         v.note(v.record.lookups, rows, stack)
         # Rows that are looked up are no weight.

@@ -297,12 +297,17 @@ def test_a_bias_of_each_head_is_no_weight(batch, tokens):
     assert found == dict.fromkeys("qk", ((0,), (1, 2)))
 
 
-@pytest.mark.parametrize("own", [None, 0])
-def test_the_stack_of_tables_is_neither_looked_up_nor_summed(own):
-    ids = jnp.array([4, 1]) if own is None else jnp.array([[4, 1]] * 3)
-    table, want = jnp.ones((3, 9, 5)), {"table": ((2,), (1,))}
-    look = jax.vmap(lambda table, i: table[i], (0, own))
-    assert weight_axes(lambda p, i: look(p["table"], i), {"table": table}, ids) == want
+def test_the_stack_of_tables_is_neither_looked_up_nor_summed():
+    look = jax.vmap(lambda table, i: table[i])
+    params, ids = {"table": jnp.ones((3, 9, 5))}, jnp.array([[4, 1]] * 3)
+    found = weight_axes(lambda p, i: look(p["table"], i), params, ids)
+    assert found == {"table": ((2,), (1,))}
+
+
+def test_experts_between_rows_and_columns_are_a_stack():
+    params, ids = {"w": jnp.ones((6, 5, 4))}, jnp.array([3, 0])
+    model = lambda p, x: jnp.einsum("ieo,ei->eo", p["w"][:, ids], x)
+    assert weight_axes(model, params, jnp.ones((2, 6))) == {"w": ((0,), (2,))}
 
 
 def test_columns_that_are_looked_up_are_of_one_table():
