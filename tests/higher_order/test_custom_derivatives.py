@@ -1112,11 +1112,14 @@ def within_a_branch(clip, z):
 @pytest.mark.parametrize("has_jvp", [False, True])
 @pytest.mark.parametrize(
     "mask_of",
-    [
-        lambda x: x > 0,
-        lambda x: jnp.arange(3) == jnp.argmax(x),
-        lambda x: lax.stop_gradient(jnp.sin(x)) > 0,
-    ],
+    every(
+        3,
+        [
+            lambda x: x > 0,
+            lambda x: jnp.arange(3) == jnp.argmax(x),
+            lambda x: lax.stop_gradient(jnp.sin(x)) > 0,
+        ],
+    ),
 )
 def test_rules_may_close_over_what_has_no_tangent(mask_of, apply, has_jvp, no_leak_checks):
     """It is made of an array that is differentiated, as in plain JAX."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import jax.test_util
 import numpy as np
 import pytest
+from choose import every
 from hypothesis.extra.numpy import arrays
 from jax import lax
 from oracle import forbid
@@ -2182,8 +2183,8 @@ def test_bounds_of_a_softmax_are_tight(name):
     assert jnp.allclose(bounds.upper, results.max(0), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 10.0, 1e3])
+@pytest.mark.parametrize("dtype", every(2, ["float32", "float16", "bfloat16"]))
+@pytest.mark.parametrize("scale", every(2, [1e-3, 1.0, 10.0, 1e3]))
 def test_bounds_of_a_softmax_hold_where_it_is_rounded(dtype, scale):
     fns = lambda x: (
         jax.nn.softmax(x), jax.nn.log_softmax(x), jax.nn.logsumexp(x, axis=-1),
@@ -2210,7 +2211,7 @@ def test_bounds_of_a_softmax_of_infinite_numbers():
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}])
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("groups", every(2, [1, 2], start=1))
 def test_bounds_of_attention_are_of_the_size_of_the_values(options, groups):
     q = jnp.asarray(
         np.random.default_rng(0).normal(size=(2, 3, 2 * groups, 4)) * 9, "float32"
