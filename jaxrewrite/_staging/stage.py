@@ -411,7 +411,9 @@ def _trace_user_function(
             results = results, [change for _, change in changed]
         leaves, out_tree = tree_flatten(results, is_leaf=is_value)
         pairs = [_Item.of(x) for x in leaves]
-        _check_statics([x for item, _ in pairs for x in item.leaves], fn)
+        _check_statics(
+            [x for item, _ in pairs for x in item.leaves if x is not _RESULT], fn
+        )
         items = [item for item, _ in pairs]
         out.append(_Returned(out_tree, items, [hook for hook, _ in changed]))
         return [x for _, arrays in pairs for x in arrays]
