@@ -109,7 +109,9 @@ class Staged(NamedTuple):
 
     def __call__(self, leaves: Sequence[Any]) -> Tree:
         operands = [leaves[i] for i in self.positions]
-        if self.staging is None:
+        if (
+            self.staging is None or _compat.nothing_is_traced()
+        ):  # Then no derivative rule runs.
             results = self.program(operands)
         else:
             with run_of(self.staging, operands):
