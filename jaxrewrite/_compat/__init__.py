@@ -114,6 +114,7 @@ from .running import (
     inline_into_current_trace as inline_into_current_trace,
     is_in_current_context as is_in_current_context,
     is_jitted as is_jitted,
+    is_of_current_trace as is_of_current_trace,
     is_of_running_trace as is_of_running_trace,
     is_plain_jit as is_plain_jit,
     jit_is_disabled as jit_is_disabled,

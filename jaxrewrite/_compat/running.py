@@ -248,6 +248,11 @@ def in_trace(trace: Trace) -> AbstractContextManager[object]:
     return set_current_trace(trace)
 
 
+def is_of_current_trace(tracer: Any) -> bool:
+    """Whether a tracer is of the current trace itself."""
+    return tracer._trace is trace_ctx.trace
+
+
 def is_of_running_trace(tracer: Any) -> bool:
     """Whether a tracer is of the current trace, or of one around it."""
     trace: Any = trace_ctx.trace

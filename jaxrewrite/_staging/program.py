@@ -88,7 +88,7 @@ class Program:
 
     def _run(self, leaves: Sequence[Any]) -> list[Any]:
         operands = [*self.consts, *leaves]
-        if not _compat.makes_jaxpr() or _compat.folds_constants():
+        if not _is_appended():
             if self._steps is None:
                 self._steps = list(_steps_of(self.jaxpr, self._applied))
                 self._applied = ()  # The steps hold the parts that they need.
@@ -119,14 +119,13 @@ class Program:
         """Results, with a new array of JAX for each constant among them, as `jax.jit` returns it.
 
         The caller may donate it. The constant may be a number of Python, or of a subclass of
-        NumPy's, which can't be pickled nor copied.
+        NumPy's, which can't be pickled nor copied. Where a jaxpr is made, results are of the trace.
         """
-        if not self._constants:
+        if not self._constants or _is_appended():
             return results
         avals = [self.jaxpr.outvars[i].aval for i in self._constants]
-        for i, x in zip(
-            self._constants, _new([results[i] for i in self._constants], avals), strict=True
-        ):
+        new = _new([results[i] for i in self._constants], avals)
+        for i, x in zip(self._constants, new, strict=True):
             results[i] = x
         return results
 
@@ -154,6 +153,11 @@ class Program:
             _compat.known_to_current_trace(atom) if type(atom) is Literal else env[atom]
             for atom in jaxpr.outvars
         ]
+
+
+def _is_appended() -> bool:
+    """Whether equations are appended to the jaxpr that is being made, and do not run."""
+    return _compat.makes_jaxpr() and not _compat.folds_constants()
 
 
 def function_of(rewritten: Rewritten, original: AnyJaxpr) -> Callable[..., list[Any]]:

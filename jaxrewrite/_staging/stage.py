@@ -109,9 +109,8 @@ class Staged(NamedTuple):
 
     def __call__(self, leaves: Sequence[Any]) -> Tree:
         operands = [leaves[i] for i in self.positions]
-        if (
-            self.staging is None or _compat.nothing_is_traced()
-        ):  # Then no derivative rule runs.
+        # While nothing is traced, no derivative rule runs.
+        if self.staging is None or _compat.nothing_is_traced():
             results = self.program(operands)
         else:
             with run_of(self.staging, operands):
@@ -355,9 +354,8 @@ class _Item(NamedTuple):
 
 def _check_statics(leaves: Sequence[Any], fn: Callable[..., Any]) -> None:
     """Raise `TypeError` if an object that JAX sees as one leaf holds arrays of the trace."""
-    trace = _compat.current_trace()
     for x in leaves:
-        if any(tracer._trace is trace for tracer in _compat.tracers_hidden_in(x)):
+        if any(map(_compat.is_of_current_trace, _compat.tracers_hidden_in(x))):
             raise TypeError(
                 f"{getattr(fn, '__qualname__', fn)} returns a {type(x).__name__} that holds arrays, "
                 "which JAX does not see: it is no pytree. Return them in a pytree, such as a "

@@ -400,7 +400,9 @@ class Transformed(Generic[_P, _R]):
         self._rules = rules
         self._policy = policy
         self._fn_tree = function_tree(fn)
-        kept, self._tag = _program_cache(fn, self._fn_tree, global_rules)
+        # The nearest table of rules, unless the call is inside of other transforms.
+        self._table = rules[0] if rules else global_rules
+        kept, self._tag = _program_cache(fn, self._fn_tree, self._table)
         self._programs = BoundedCache(1024) if kept is None else kept
         # The same function inside of `jax.jit`, if ``fn`` is a jitted one.
         self._jitted = BoundedCache(16) if _compat.is_plain_jit(fn) else None
@@ -507,7 +509,7 @@ class Transformed(Generic[_P, _R]):
             settings = settings._replace(rules=settings.rules.of_values())
         key = self._key(tree, leaves, treedef, settings)
         programs, table = self._programs, settings.rules.tables[0]
-        if table is not global_rules:
+        if table is not self._table:
             kept, _ = _program_cache(self._fn, self._fn_tree, table)
             programs = self._programs if kept is None else kept
         staged = None if key is None else programs.get(key)

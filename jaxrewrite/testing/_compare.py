@@ -123,8 +123,9 @@ def compare(
         }
         results = _results(staged_programs)
         implicit, dense = ({name: results[name, i] for name in ready} for i in (0, 1))
+    scales: dict[int, float] = {}
     for name in ready:
-        least = _least(programs[name].operands)
+        least = _least(programs[name].operands, scales)
         outcomes[name] = _outcome(
             implicit[name], dense[name], tolerance, mode, are_finite, least
         )
@@ -137,10 +138,15 @@ def compare(
     return outcomes
 
 
-def _least(operands: Sequence[Any]) -> float:
-    """The least scale of a result: 1, or the numbers of the operand that has the smallest."""
-    arrays = map(jaxrewrite.materialise, operands)
-    return min(filter(None, [1.0, *map(greatest, arrays)]))
+def _least(operands: Sequence[Any], scales: dict[int, float]) -> float:
+    """The least scale of a result: 1, or the numbers of the operand that has the smallest.
+
+    Programs share operands: ``scales`` has those of the operands so far, by identity.
+    """
+    for x in operands:
+        if id(x) not in scales:
+            scales[id(x)] = greatest(jaxrewrite.materialise(x))
+    return min(filter(None, [1.0, *(scales[id(x)] for x in operands)]))
 
 
 def _outcome(

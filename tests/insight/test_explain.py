@@ -367,7 +367,7 @@ def test_the_page_is_well_formed_and_escaped():
 
 def test_numbers_have_three_digits_and_a_prefix():
     numbers = {0.0: "0", 999.0: "999", 1000.0: "1 k", -2.5e6: "-2.5 M", 4e15: "4e+03 T"}
-    numbers |= {999_600.0: "1 M", 999_400.0: "999 k"}
+    numbers |= {999.5: "1 k", 999_600.0: "1 M", 999_400.0: "999 k"}
     assert {number: amount(number).strip() for number in numbers} == numbers
 
 

@@ -632,12 +632,15 @@ OF_ZEROS = {
 }
 
 
+def are_stacks(programs, value):
+    for program in programs.values():
+        assert type(jax.eval_shape(forbid(program), value)) is type(value)
+    agrees(programs, value)
+
+
 @pytest.mark.parametrize("name", OF_ZEROS)
 def test_a_stack_with_zeros_between_its_elements_is_a_stack(name):
-    value = OF_ZEROS[name]
-    for program in PADDINGS.values():
-        assert type(jax.eval_shape(forbid(program), value)) is type(value)
-    agrees(PADDINGS, value)
+    are_stacks(PADDINGS, OF_ZEROS[name])
 
 
 def joined_with_zeros(*lengths):
@@ -661,10 +664,7 @@ JOINTS = {
 
 @pytest.mark.parametrize("name", OF_ZEROS)
 def test_a_stack_that_is_joined_with_zeros_is_a_stack(name):
-    value = OF_ZEROS[name]
-    for program in JOINTS.values():
-        assert type(jax.eval_shape(forbid(program), value)) is type(value)
-    agrees(JOINTS, value)
+    are_stacks(JOINTS, OF_ZEROS[name])
 
 
 def test_zeros_beside_elements_lie_inside_of_units():

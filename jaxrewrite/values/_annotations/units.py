@@ -387,11 +387,9 @@ def in_terms_of(units: Units, basis: Sequence[Any]) -> Units:
                 f"{unit} is {_base_units(unit)[1]} in base units, and stands for none of them."
             )
         powers[exponents[0][0]] = unit
-    own = [name for name, _ in kind.exponents]
+    own = {name for name, _ in kind.exponents}
     unknown = [name for name in unknown_names(*wanted) if name not in own]
-    if unknown and not powers.keys() >= {
-        *own
-    }:  # One of them may be meant for what is left.
+    if unknown and not own <= powers.keys():  # One may be meant for what is left.
         shown = ", ".join(map(str, wanted))
         raise UnitsError(f"{units} can't be converted to {shown}.{about_unknown(unknown)}")
     factors = (powers.get(name, Units({name: 1})) ** e for name, e in kind.exponents)

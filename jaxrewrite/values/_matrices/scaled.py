@@ -35,10 +35,10 @@ class Scaled(LinearAlgebra, Linear):
     r"""A number times an array, :math:`s X`, which is not multiplied out.
 
     Linear maps and products act on the array. Where they make a dense array of a value, the
-    number multiplies that. Numbers multiply the number, or the entries of a matrix inside. Functions that are not
-    linear, and sums, act on the product of the two. Entries are summed or multiplied before
-    the number multiplies them, so they may overflow where those of the product do not. If
-    the number is infinite, the result may be infinite where the dense result is NaN.
+    number multiplies that. Numbers multiply the number; in 16 bits, the entries of a matrix inside.
+    Functions that are not linear, and sums, act on the product of the two. Entries are summed or
+    multiplied before the number multiplies them, so they may overflow where those of the product
+    do not. If the number is infinite, the result may be infinite where the dense result is NaN.
 
     The quotient of a matrix with structure and a number that only the run knows is a
     `Scaled`, so that a division by zero makes NaN of its zeros. In 16 bits its entries are divided

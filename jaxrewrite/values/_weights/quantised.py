@@ -51,8 +51,8 @@ class Quantised(Coded):
     with its kind, negated, or cast to another floating dtype of 16 bits or more. It also stays quantised when
     it is multiplied or divided by a number, or by one number per index of an axis, unless each
     entry would then have a scale of its own. Matrices gathered from a stack are quantised, along
-    whatever axes in front of theirs. Rows gathered from a table, or from each table of a stack,
-    are dense. Everything else makes it dense.
+    whatever axes in front of theirs. Rows gathered from a table are dense, and so are those that
+    each table of a stack gives for indices of its own. Everything else makes it dense.
 
     Parameters
     ----------
