@@ -276,12 +276,21 @@ def _callers(
         named = _by_names(called, names)
         if named is not None:
             yield named
-    yield _by_position(called, count, statics)
+    by_position = _by_position(called, count, statics)
+    if by_position is not None:
+        yield by_position
 
 
 def _by_position(called: Called, count: int, statics: Collection[str]) -> Any:
-    ranks = [name for name, p in called.parameters.items() if p.kind in _POSITIONAL]
+    """The way with one argument for each operand; ``None`` if the function takes less."""
+    parameters = called.parameters
+    ranks = [name for name, p in parameters.items() if p.kind in _POSITIONAL]
     names = [name for name in ranks if name not in statics][:count]
+    takes_more = not parameters or any(
+        p.kind is p.VAR_POSITIONAL for p in parameters.values()
+    )
+    if len(names) < count and not takes_more:
+        return None
     order = tuple(range(count))
     paths = tuple((name,) for name in names)
     if names == ranks[:count]:
@@ -483,15 +492,16 @@ def _calls(
     if depth and _compat.names_of_results(body) is not None:
         direct = calls_of(called, eqn, domains, 0, counts)
         combinations = [dict(call.statics) for call in direct]
-    for how in _ways(called, eqn, body, avals, domains, depth, counts):
-        for statics in combinations:
-            nondefault = _without_defaults(called, statics)
-            results = how.results_like(nondefault, avals, eqn, wanted, len(jaxpr.outvars))
-            if results is not None:
-                levels = tuple(tuple(axes[i] for i in how.order) for axes in how.levels)
-                items = tuple(statics.items())
-                yield Call(items, how.order, how.paths, *results, levels, how.moving)
-                return
+    ways = _ways(called, eqn, body, avals, domains, depth, counts)
+    attempts = ((how, statics) for how in ways for statics in combinations)
+    for how, statics in itertools.islice(attempts, 4 * _MANY):
+        nondefault = _without_defaults(called, statics)
+        results = how.results_like(nondefault, avals, eqn, wanted, len(jaxpr.outvars))
+        if results is not None:
+            levels = tuple(tuple(axes[i] for i in how.order) for axes in how.levels)
+            items = tuple(statics.items())
+            yield Call(items, how.order, how.paths, *results, levels, how.moving)
+            return
 
 
 def _ways(
@@ -505,15 +515,17 @@ def _ways(
 ) -> Iterator[_Way]:
     """The ways in which an equation may call a function of operands of these avals."""
     names = _compat.names_of_operands(body)
-    if eqn.primitive.name == "jit" and names is None:
-        # JAX keeps the names except where it differentiates.
+    # JAX keeps the names except where it differentiates.
+    is_of_derivative = eqn.primitive.name == "jit" and names is None
+    if is_of_derivative:
         for count in counts if depth == 0 else ():
             for moving in _moving(avals, count):
                 order = tuple(range(len(avals)))
                 for _, paths, call in _callers(called, None, count, statics):
                     yield _Way(call, order, paths, (), moving)
-        # What is left of a derivative may be the function, as of one that is linear.
-    for levels in _levels(avals, depth):
+        # What is left of a derivative may be the function, as of one that is linear. That is
+        # rarely so, and not with many operands.
+    for levels in _levels(avals, depth, most=2 if is_of_derivative else 4):
         for order, paths, call in _callers(called, names, len(avals), statics):
             yield _Way(call, order, paths, levels, ())
 
@@ -530,13 +542,20 @@ def _moving(avals: Sequence[Any], count: int) -> Iterator[tuple[int, ...]]:
             yield positions
 
 
-def _levels(avals: Sequence[Any], depth: int) -> Iterator[tuple[tuple[Any, ...], ...]]:
-    """The axes that so many `jax.vmap` may have acted on."""
+def _levels(
+    avals: Sequence[Any], depth: int, most: int
+) -> Iterator[tuple[tuple[Any, ...], ...]]:
+    """The axes that so many `jax.vmap` may have acted on.
+
+    Of more than ``most`` operands, it has acted on all.
+    """
     if not depth:
         yield ()
         return
     count = len(avals)
-    several = itertools.product((0, None), repeat=count) if count <= 4 else [(0,) * count]
+    several = (
+        itertools.product((0, None), repeat=count) if count <= most else [(0,) * count]
+    )
     for axes in several:
         sizes = {
             aval.shape[:1] for aval, axis in zip(avals, axes, strict=True) if axis == 0
@@ -547,7 +566,7 @@ def _levels(avals: Sequence[Any], depth: int) -> Iterator[tuple[tuple[Any, ...],
             aval if axis is None else _compat.without_leading_axis(aval, aval.shape[0])
             for aval, axis in zip(avals, axes, strict=True)
         ]
-        for rest in _levels(inner, depth - 1):
+        for rest in _levels(inner, depth - 1, most):
             yield (axes, *rest)
 
 

@@ -876,6 +876,33 @@ def test_part_of_a_function_is_not_the_function(rules, asked):
     assert asked == []
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_function_is_not_traced_for_all_that_an_equation_might_be(asked, count):
+    """What is left of a derivative has four operands, so many ways to be mapped over."""
+    traced = []
+
+    def wave(*xs, scale=1):
+        traced.append(scale)
+        return scale * jnp.sin(sum(xs) * xs[0]) * jnp.cos(xs[0])
+
+    fns = {1: lambda x, *, scale=1: wave(x, scale=scale)}
+    fns[4] = lambda x, y, z, u, *, scale=1: wave(x, y, z, u, scale=scale)
+    fn = jax.jit(fns[count], static_argnames="scale")
+    rules = jaxrewrite.Rules()
+
+    @rules.register(fn)
+    def _(*xs: Twice | ArrayLike, scale: Literal[1, 2, 3, 4]):
+        asked.append(scale)
+        return NotImplemented
+
+    def program(v):
+        return jax.linearize(lambda v: fn(*[v] * count), v)[1](X)
+
+    check(rules, program, V, policy="allow")
+    assert {*asked} <= {1}
+    assert len(traced) < 60
+
+
 def test_calls_that_write_to_a_reference_are_left_as_they_are(asked):
     """A rule returns results, and does not write."""
 
