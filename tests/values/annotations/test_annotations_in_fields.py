@@ -1,11 +1,13 @@
 """Annotations in the fields of other values: units, names and tags of the whole, and masks."""
 
+import itertools
 import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import every
 from jax import lax
 from oracle import allow, forbid
 
@@ -90,8 +92,7 @@ def up_to_annotation(x):
 NOT_YET = {("LowRank", "stack")}
 
 
-@pytest.mark.parametrize("around", AROUND)
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("around, program", every(2, itertools.product(AROUND, PROGRAMS)))
 def test_what_a_field_carries_is_said_of_the_whole(around, program):
     make, power = AROUND[around]
     fn, of_result = PROGRAMS[program]
@@ -228,8 +229,7 @@ MASKED = {
 del MASKED["Symmetric"]  # The transpose of a mask says otherwise what is missing.
 
 
-@pytest.mark.parametrize("around", MASKED)
-@pytest.mark.parametrize("program", OF_MASKS)
+@pytest.mark.parametrize("around, program", every(2, itertools.product(MASKED, OF_MASKS)))
 def test_rules_of_a_structure_do_not_hide_what_is_missing(around, program):
     """The mask of the dense array is that of each program on it."""
     v = MASKED[around][0](masked)
