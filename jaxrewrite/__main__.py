@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(report.to_json() if options.json else report)
     if options.html:
         try:
-            pathlib.Path(options.html).write_text(report._repr_html_())
+            pathlib.Path(options.html).write_text(report._repr_html_(), encoding="utf-8")
         except OSError as error:
             parser.error(f"can't write {options.html}: {error.strerror}.")
     return 0

@@ -147,16 +147,11 @@ def _same_ref(a: Ref, b: Ref) -> bool:
 
 # --- functions --------------------------------------------------------------------
 
-# The cells of JAX's wrappers of derivative rules that say nothing of the rule: its traces,
+# The cells of JAX's own wrappers of derivative rules that say nothing of the rule: its traces,
 # stores of earlier traces, and avals of operands, which are compared anyway.
-_BOOKKEEPING = {
-    "cells",
-    "sentinel",
-    "out_store",
-    "in_avals",
-    "in_tangent_avals",
-    "eqn",
-}
+_BOOKKEEPING = frozenset(
+    {"cells", "sentinel", "out_store", "in_avals", "in_tangent_avals", "eqn"}
+)
 
 
 def same_function(a: Any, b: Any) -> bool:
@@ -180,6 +175,9 @@ def same_function(a: Any, b: Any) -> bool:
         )
     if not isinstance(a, FunctionType):
         return _equal(a, b)
+    # Decorators copy the name of the user's module, but not its names.
+    package = a.__globals__.get("__name__", "").partition(".")[0]
+    skipped = _BOOKKEEPING if package == "jax" else frozenset()
     # The names in equal code of two modules may be of different functions.
     return (
         a.__globals__ is b.__globals__
@@ -187,7 +185,7 @@ def same_function(a: Any, b: Any) -> bool:
         and _same_captured(a.__defaults__, b.__defaults__)
         and _same_captured(a.__kwdefaults__, b.__kwdefaults__)
         and all(
-            name in _BOOKKEEPING or _same_captured(x, y)
+            name in skipped or _same_captured(x, y)
             for name, x, y in zip(a.__code__.co_freevars, _cells(a), _cells(b), strict=True)
         )
     )

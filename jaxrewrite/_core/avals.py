@@ -21,7 +21,7 @@ from jax.tree_util import (
 
 from .. import _compat
 from .._compat import Aval, ShapedArray
-from .caches import bounded_cache
+from .caches import BoundedCache
 from .pytree import check_static_fields
 from .value import Value, is_value
 
@@ -94,7 +94,7 @@ def avals_of(operands: Sequence[Any]) -> list[Any]:
     return [aval_of(x) if is_value(x) else _compat.leaf_aval(x) for x in operands]
 
 
-_avals = bounded_cache(4096)
+_avals = BoundedCache(4096)
 
 
 def aval_of(value: Value) -> ShapedArray:

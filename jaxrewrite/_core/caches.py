@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# Each gives a function that empties a cache, or ``None`` if the cache is gone.
-_clear_functions: list[Callable[[], Callable[[], None] | None]] = []
+# Those of `cached`.
+_clear_functions: list[Callable[[], None]] = []
 
 
 def clear_caches() -> None:
@@ -27,7 +27,14 @@ def clear_caches() -> None:
     >>> import jaxrewrite
     >>> jaxrewrite.clear_caches()
     """
-    for clear in filter(None, [reference() for reference in _clear_functions]):
+    # The caches are emptied and not dropped, because whoever holds the cache of a live object
+    # must still see entries that others put there.
+    while True:
+        try:
+            _filled.pop().clear()
+        except KeyError:
+            break
+    for clear in _clear_functions:
         clear()
 
 
@@ -35,14 +42,13 @@ class BoundedCache:
     """A mapping with at most ``size`` entries, which drops the least recently used.
 
     Several threads may use it. Two of them may compute the same entry at once; then the
-    later one stays.
+    later one stays. `clear_caches` empties it.
     """
 
-    __slots__ = ("__weakref__", "_entries", "_filled", "_lock", "_size")
+    __slots__ = ("__weakref__", "_entries", "_lock", "_size")
 
-    def __init__(self, size: int, filled: weakref.WeakSet[BoundedCache] | None = None):
+    def __init__(self, size: int):
         self._size = size
-        self._filled = filled
         self._entries: OrderedDict[Hashable, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -59,8 +65,7 @@ class BoundedCache:
             self._entries[key] = entry
             while len(self._entries) > self._size:
                 self._entries.popitem(last=False)
-        if self._filled is not None:
-            self._filled.add(self)
+        _filled.add(self)
 
     def clear(self) -> None:
         with self._lock:
@@ -70,11 +75,8 @@ class BoundedCache:
         return len(self._entries)
 
 
-def bounded_cache(size: int) -> BoundedCache:
-    """A module's own `BoundedCache`, which `clear_caches` empties."""
-    cache = BoundedCache(size)
-    _clear_functions.append(lambda: cache.clear)
-    return cache
+# The caches with entries: most objects that have a cache outlive its entries.
+_filled: weakref.WeakSet[BoundedCache] = weakref.WeakSet()
 
 
 def cached(size: int) -> Callable[[_F], _F]:
@@ -82,7 +84,7 @@ def cached(size: int) -> Callable[[_F], _F]:
 
     def decorate(fn: _F) -> _F:
         cached_fn: Any = functools.lru_cache(size)(fn)
-        _clear_functions.append(lambda: cached_fn.cache_clear)
+        _clear_functions.append(cached_fn.cache_clear)
         return cached_fn
 
     return decorate
@@ -100,10 +102,7 @@ class WeakCaches:
         self._size = size
         self._caches = weakref.WeakKeyDictionary[Any, BoundedCache]()
         self._of_same: dict[int, BoundedCache] = {}
-        # The caches with entries: most objects that have a cache outlive its entries.
-        self._filled: weakref.WeakSet[BoundedCache] = weakref.WeakSet()
         self._lock = threading.Lock()
-        _clear_functions.append(weakref.WeakMethod(self.clear))
 
     def of(self, owner: Any) -> BoundedCache:
         """Return the cache of ``owner``, which must be hashable and weakly referable."""
@@ -111,9 +110,7 @@ class WeakCaches:
             return self._caches[owner]
         except KeyError:
             with self._lock:
-                return self._caches.setdefault(
-                    owner, BoundedCache(self._size, self._filled)
-                )
+                return self._caches.setdefault(owner, BoundedCache(self._size))
 
     def of_same(self, owner: Any) -> BoundedCache:
         """Return the cache of ``owner`` itself, and not of an equal one."""
@@ -122,14 +119,5 @@ class WeakCaches:
             if key not in self._of_same:
                 # The number is free for another object after that, and not before.
                 weakref.finalize(owner, _forget, weakref.ref(self), key)
-                self._of_same[key] = BoundedCache(self._size, self._filled)
+                self._of_same[key] = BoundedCache(self._size)
             return self._of_same[key]
-
-    def clear(self) -> None:
-        # The caches are emptied and not dropped, because whoever holds the cache of a live
-        # owner must still see entries that others put there.
-        while True:
-            try:
-                self._filled.pop().clear()
-            except KeyError:
-                return

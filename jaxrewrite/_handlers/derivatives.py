@@ -42,7 +42,7 @@ from .._core.avals import (
 )
 from .._core.bodies import rewrite_jaxpr
 from .._core.builder import Rewritten
-from .._core.caches import bounded_cache
+from .._core.caches import BoundedCache
 from .._core.dense import Reason, policy_on
 from .._core.errors import MaterialisationError, add_note
 from .._core.rewrite import Rewriter
@@ -229,7 +229,7 @@ def tangent_space(value: Value) -> str:
     return space
 
 
-_lifting_all = bounded_cache(1024)
+_lifting_all = BoundedCache(1024)
 
 
 def _lifts_all(value: Value) -> bool:

@@ -22,7 +22,7 @@ from .. import _compat
 from .._compat import Jaxpr, JaxprEqn
 from .._core.avals import is_annotation
 from .._core.bodies import rewrite_jaxpr
-from .._core.caches import bounded_cache
+from .._core.caches import BoundedCache
 from .._core.errors import MaterialisationError
 from .._core.rewrite import handlers
 from .._core.site import Site
@@ -76,7 +76,7 @@ def _is_of_bits(body: Jaxpr) -> bool:
 
 # A jaxpr is rewritten once for each structure. An expansion refers to its object, by its derivative,
 # so that a cache that is kept with the object would never be freed.
-_expansions = bounded_cache(256)
+_expansions = BoundedCache(256)
 
 
 def _expansion(eqn: JaxprEqn) -> tuple[Jaxpr, list[Any]]:

@@ -5,7 +5,8 @@ entry of an elementwise result, two for each multiply-add of a product. For fact
 sorting and Fourier transforms, which XLA leaves out or counts as calls, they are the leading
 terms of the textbook algorithms [1]_. Bytes are counted of the operands and results, as if
 each equation read and wrote memory; a compiler fuses many of them. A scan costs its body
-times its length. A loop of unknown length costs one turn, and a conditional costs its most
+times its length, and a Pallas kernel its body times its grid, with the bytes of the arrays that
+it takes and returns. A loop of unknown length costs one turn, and a conditional costs its most
 expensive branch, or the one for the default platform if it chooses by platform.
 
 .. [1] G. H. Golub and C. F. Van Loan, *Matrix Computations*, 4th ed., tables of operation
@@ -61,9 +62,9 @@ def of_equation(eqn: JaxprEqn) -> Cost:
         return Cost(_flops(eqn), _bytes(eqn))
     if eqn.primitive.name == "cond":
         return max(of_bodies)
-    if eqn.primitive.name == "scan":
-        return of_bodies[0].times(eqn.params["length"])
-    return total(of_bodies)
+    cost = total(of_bodies).times(trip_count(eqn) or 1)
+    # What a kernel reads and writes while it runs is not in memory.
+    return Cost(cost.flops, _bytes(eqn)) if eqn.primitive.name == "pallas_call" else cost
 
 
 def bodies_that_run(eqn: JaxprEqn) -> list[Any]:
@@ -92,9 +93,12 @@ def _branch_here(platforms: Sequence[Sequence[str] | None]) -> int:
 
 def trip_count(eqn: JaxprEqn) -> int | None:
     """How often the bodies of an equation run; ``None`` if it is not known."""
-    if eqn.primitive.name == "while":
-        return None
-    return eqn.params["length"] if eqn.primitive.name == "scan" else 1
+    if eqn.primitive.name == "scan":
+        return eqn.params["length"]
+    if eqn.primitive.name == "pallas_call":
+        grid = eqn.params["grid_mapping"].grid
+        return math.prod(grid) if all(isinstance(n, int) for n in grid) else None
+    return None if eqn.primitive.name == "while" else 1
 
 
 def _forward(eqn: JaxprEqn) -> Any:
@@ -137,9 +141,9 @@ def _flops(eqn: JaxprEqn) -> float:
 _FREE = _names(
     "all_gather all_to_all axis_index bitcast_convert_type broadcast broadcast_in_dim "
     "concatenate copy copy_p create_token device_put dynamic_slice dynamic_update_slice "
-    "empty empty2 gather iota optimization_barrier pad pbroadcast pcast ppermute "
+    "empty empty2 gather get iota optimization_barrier pad pbroadcast pcast ppermute "
     "platform_index pvary random_bits random_fold_in random_seed random_split "
-    "random_unwrap random_wrap real reshape rev scatter slice split squeeze stack stop_gradient tile transpose "
+    "random_unwrap random_wrap real reshape rev scatter slice split squeeze stack stop_gradient swap tile transpose "
     "threefry2x32 unstack"
 )
 

@@ -204,26 +204,28 @@ def _steps_of(
 ) -> Iterator[Step]:
     """A step for each record; for a match where all patterns declined, its equations' steps.
 
-    The last of these steps tells which patterns declined. A rule may hold equations on arrays
+    The last of these steps tells which patterns declined. Of a match on arrays alone there is a step
+    for that. A rule may hold equations on arrays
     that were looked at as if there were values among them. They are no steps.
     """
     for record in records:
         if not _met_a_value(record):
             continue
-        if record.site.primitive is not pattern_p or record.rule is not None:
+        is_answered = record.site.primitive is not pattern_p or record.rule is not None
+        if is_answered or not record.inner:
             yield _step(record, live, times, caller)
             continue
-        if record.inner:
-            record.inner[-1].declined[:0] = record.declined
+        record.inner[-1].declined[:0] = record.declined
         yield from _steps_of(record.inner, live, times, caller)
 
 
 def _met_a_value(record: Record) -> bool:
-    """Whether an equation, or an equation inside of it, met a value or was answered."""
+    """Whether an equation, or one inside of it, met a value, was answered, or a pattern declined."""
     inside = itertools.chain(record.inner, *(body.records for body in record.bodies))
     return (
         record.way != "dense"
         or any(map(is_value, [*record.operands, *record.results]))
+        or not all(isinstance(declined.rule, Rule) for declined in record.declined)
         or any(map(_met_a_value, inside))
     )
 
@@ -241,7 +243,7 @@ def _step(record: Record, live: Set[Any], times: int | None, caller: SourceLine)
         *line,
         tuple(map(describe_operand, record.operands)),
         tuple(map(describe_operand, record.results)),
-        "pattern" if eqn.primitive is pattern_p else record.way,
+        _decision(record),
         _rule_info(record),
         tuple(_declined(record)),
         tuple(new.primitive.name for new in added),
@@ -259,6 +261,12 @@ def _step(record: Record, live: Set[Any], times: int | None, caller: SourceLine)
         tuple(dict.fromkeys(cls.__name__ for cls in record.changed_by)),
         record.choice,
     )
+
+
+def _decision(record: Record) -> str:
+    if record.site.primitive is not pattern_p:
+        return record.way
+    return "dense" if record.rule is None else "pattern"
 
 
 def _covered(eqn: JaxprEqn) -> tuple[str, ...]:

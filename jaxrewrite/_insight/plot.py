@@ -19,7 +19,7 @@ def by_line(report: Report) -> dict[str, tuple[float, float]]:
     for step in _leaves(report):
         where = f"{os.path.basename(step.file)}:{step.line}" if step.file else "?"
         dense, implicit = lines.get(where, (0.0, 0.0))
-        times = step.times or 1
+        times = 1 if step.times is None else step.times
         lines[where] = (
             dense + times * step.flops[0],
             implicit + times * step.flops[1],

@@ -113,7 +113,8 @@ class Step:
     inner
         The steps of a rule's equations on fields that are values, and of transforms in it.
     covered
-        For a pattern, the primitives of the equations that it took the place of.
+        For a pattern, the primitives of the equations that it took the place of. If it declined
+        and they have no value among their operands, this step stands for them.
     changed_by
         The names of the passes that made or changed the equation, and of the hooks that gave
         it other operands, before rules met it.
@@ -202,7 +203,7 @@ class Report:
         made_dense = [
             (step, became_dense) for step in self.steps for became_dense in step.dense
         ]
-        return tuple(sorted(made_dense, key=lambda x: -x[1].bytes * (x[0].times or 1)))
+        return tuple(sorted(made_dense, key=_bytes_of_all))
 
     @property
     def rules(self) -> tuple[RuleInfo, ...]:
@@ -267,6 +268,12 @@ class Report:
             raise ValueError(
                 f"Report: the text is not that of a report: {error}"
             ) from error
+
+
+def _bytes_of_all(made: tuple[Step, MadeDense]) -> float:
+    """Less than zero by the bytes of all turns, or of one turn of an unknown number."""
+    step, became_dense = made
+    return -became_dense.bytes * (1 if step.times is None else step.times)
 
 
 def _walk(steps: tuple[Step, ...]) -> Iterator[Step]:

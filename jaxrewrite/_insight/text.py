@@ -38,7 +38,9 @@ def as_text(report: Report) -> str:
 def totals(report: Report) -> list[str]:
     """The lines at the end of a report."""
     matches = sum(step.decision == "pattern" for step in report.steps)
-    others, dense = len(report.steps) - matches, len(report.dense)
+    # A match that all patterns declined is neither.
+    others = sum(not step.covered for step in report.steps)
+    dense = len(report.dense)
     met = f"{others} {_plural('equation', others)} met a value"
     if matches:
         count = "1 match" if matches == 1 else f"{matches} matches"

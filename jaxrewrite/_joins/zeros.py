@@ -21,7 +21,7 @@ from .._analyses.written import UNKNOWN, Fact, Written, facts_of, filled
 from .._compat import Literal, Primitive, ShapedArray, Tree
 from .._core.avals import avals_of, children, is_adopted, rule_children
 from .._core.builder import Rewritten
-from .._core.caches import bounded_cache
+from .._core.caches import BoundedCache
 from .._core.dense import make_dense, materialised
 from .._core.notices import collected
 from .._core.rewrite import leafwise_handlers
@@ -158,7 +158,7 @@ def _is_bare(x: object) -> bool:
     return isinstance(x, Zeros)
 
 
-_kept = bounded_cache(1024)
+_kept = BoundedCache(1024)
 
 
 def is_zero_where_parts_are(like: Value) -> bool:

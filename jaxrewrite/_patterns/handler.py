@@ -145,9 +145,14 @@ def _of_group(
             entries.append(_in_order(entry, option, order))
 
     choice = Choice(pattern_p, types, [entries], declined, _ambiguity)
+    unwanted = set()
     for pattern in choice:
         try:
-            result = _apply(site, operands, options[pattern])
+            if _is_wanted(operands, options[pattern]):
+                result = _apply(site, operands, options[pattern])
+            else:
+                result = NotImplemented
+                unwanted.add(pattern)
         except Exception as error:  # noqa: BLE001 - raised again if no other answers
             if not choice.is_tied:
                 raise
@@ -155,7 +160,12 @@ def _of_group(
         choice.results[pattern] = result
         if result is not NotImplemented and site.builder.record is not None:
             site.builder.record.rule = pattern
-    return choice.result
+    result = choice.result
+    declined[:] = [
+        x._replace(why="its condition, when=, does not hold") if x.rule in unwanted else x
+        for x in declined
+    ]
+    return result
 
 
 def _ambiguity(
@@ -207,15 +217,26 @@ def _in_order(entry: Entry, option: Option, order: Sequence[int]) -> Entry:
     )
 
 
+def _filled(option: Option, arrays: Sequence[Any]) -> list[Any]:
+    """The arguments of a pattern rule, for the arrays at the positions that it takes."""
+    remaining = iter(arrays)
+    return [_argument(o, remaining) for o in option.operands]
+
+
+def _is_wanted(operands: Sequence[Any], option: Option) -> bool:
+    """Whether the condition of a pattern rule holds, if it has one."""
+    pattern, match = option.pattern, option.match
+    if pattern.when is None:
+        return True
+    avals = [tree_map(_compat.leaf_aval, operands[o]) for o in positions(option)]
+    seen = without_batch(_filled(option, avals), match.variant)
+    return bool(_call(pattern, pattern.when, seen, match.statics))
+
+
 def _apply(site: Site, operands: Sequence[Any], option: Option) -> Any:
     """The result of a pattern rule, or ``NotImplemented``."""
     pattern, match = option.pattern, option.match
     inputs = list(positions(option))
-
-    def filled(arrays: Sequence[Any]) -> list[Any]:
-        remaining = iter(arrays)
-        return [_argument(o, remaining) for o in option.operands]
-
     opaque = list(_opaque(option))
     if match.variant is not None and any(
         is_value(operands[o]) and o not in opaque
@@ -223,18 +244,13 @@ def _apply(site: Site, operands: Sequence[Any], option: Option) -> Any:
         if count_of_batches(match.variant, i)
     ):
         return NotImplemented  # The leaves of a value have no axis for its batch.
-    if pattern.when is not None:
-        avals = [tree_map(_compat.leaf_aval, operands[o]) for o in inputs]
-        seen = without_batch(filled(avals), match.variant)
-        if not _call(pattern, pattern.when, seen, match.statics):
-            return NotImplemented
 
     def apply(*arrays: Any) -> Any:
         return _compat.call_rule(
             _call,
             pattern,
             pattern.batched(pattern.fn, (), match.statics, match.variant),
-            filled(arrays),
+            _filled(option, arrays),
             {},
         )
 

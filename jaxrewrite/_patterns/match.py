@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -222,7 +222,8 @@ def _of_form(
     key = entry.form_key, i
     known = frame.embeddings.get(key)
     if known is None:
-        known = frame.embeddings[key] = _Remembered(_search_form(entry, location, None))
+        search = functools.partial(_search_form, entry, location, None)
+        known = frame.embeddings[key] = _Remembered(search)
     return known
 
 
@@ -393,7 +394,7 @@ def _readings(
         key = context, *map(_chain_key, seen)
         known = entry.readings.get(key)
         if known is None:
-            known = _Remembered(_read(entry, seen, context, None))
+            known = _Remembered(functools.partial(_read, entry, seen, context, None))
             entry.readings.put(key, known)
     for reading in known:
         yield reading, [c[d] for c, d in zip(chains, reading.moves, strict=True) if c]
@@ -422,9 +423,10 @@ def _seen(operand: Any, may_be_value: Any) -> Any:
 class _Remembered:
     """The items of an iterator, which are kept for the next time."""
 
-    def __init__(self, items: Iterator[Any]):
+    def __init__(self, make: Callable[[], Iterator[Any]]):
+        self._make = make
         self._known: list[Any] = []
-        self._rest = items
+        self._rest = make()
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[Any]:
@@ -432,10 +434,18 @@ class _Remembered:
             if i == len(self._known):
                 with self._lock:
                     if i == len(self._known):
-                        self._known += itertools.islice(self._rest, 1)
+                        self._add_one()
                 if i == len(self._known):
                     return
             yield self._known[i]
+
+    def _add_one(self) -> None:
+        try:
+            self._known += itertools.islice(self._rest, 1)
+        except BaseException:
+            # A generator that raised, as where the user interrupts it, ends there.
+            self._rest = itertools.islice(self._make(), len(self._known), None)
+            raise
 
 
 def _chain_key(chain: Sequence[Any]) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import _compat
 from .._compat import Atom, JaxprEqn, Literal, Var
-from .._core.caches import bounded_cache
+from .._core.caches import BoundedCache
 
 
 class Step(NamedTuple):
@@ -62,7 +62,7 @@ def _line(step: Step) -> object:
     return object() if where is None else (where, eqn.source_info.name_stack)
 
 
-_functions = bounded_cache(512)
+_functions = BoundedCache(512)
 
 
 def _as_one(run: Sequence[Step], needed: set[Var]) -> Step:

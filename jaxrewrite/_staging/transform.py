@@ -37,7 +37,7 @@ from .. import _compat
 from .._compat import ClosedJaxpr, Primitive, Tree
 from .._core import hooks
 from .._core.avals import no_pytree, rule_children
-from .._core.caches import BoundedCache, bounded_cache, cached
+from .._core.caches import BoundedCache, cached
 from .._core.dense import make_dense, materialised
 from .._core.errors import MaterialisationError
 from .._core.notices import warn
@@ -251,7 +251,7 @@ def bind(
     return transform(_binder(primitive, params))(*operands)
 
 
-_binders = bounded_cache(1024)
+_binders = BoundedCache(1024)
 
 
 def _binder(primitive: Primitive, params: Mapping[str, Any]) -> Callable[..., Any]:
@@ -369,7 +369,7 @@ def _is_jittable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return has_values
 
 
-_structures_with_values = bounded_cache(1024)
+_structures_with_values = BoundedCache(1024)
 
 
 def _has_values(tree: Tree) -> bool:

@@ -76,7 +76,8 @@ def _check_packed(config: Mapping[str, Any], parts: Parts) -> _Integers:
     parts[".weight_shape"].check(("int64", "int32"), (2,))
     n, m = shape = tuple(map(int, parts[".weight_shape"].array()))
     bits: list[Any] = [x.get("num_bits") for x in _schemes(config, q)]
-    fitting = [b for b in bits if b in range(2, 9) and q.shape == (n, words_for(m, b))]
+    known = [b for b in bits if type(b) is int and 2 <= b <= 8]
+    fitting = [b for b in known if q.shape == (n, words_for(m, b))]
     if not fitting:
         q.refuse(
             f"of shape {q.shape}, which does not hold {shape} integers of {bits} bits, as the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -163,9 +164,10 @@ def replacing(*files: pathlib.Path) -> Iterator[Any]:
     """Paths to write to, which take the places of files when all of them are written.
 
     Of several files, the last is missing while the others are replaced. So they are never
-    taken for a whole if the process ends meanwhile.
+    taken for a whole if the process ends meanwhile. Of several calls for one file the last wins.
     """
-    parts = [file.with_name(f"{file.name}.{os.getpid()}.part") for file in files]
+    mark = uuid.uuid4().hex
+    parts = [file.with_name(f"{file.name}.{mark}.part") for file in files]
     try:
         yield parts[0] if len(parts) == 1 else parts
         if len(files) > 1:

@@ -255,7 +255,7 @@ def _check_levels(
         n, m = shape
         is_right = n > 0 and m > 0 and block > 0 and m % block == 0
         numbers = int(nested), float(offset)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"load_hf: {state.file} has a tensor {state.name} that does not say what the weight "
             f"is: {error}."
@@ -403,7 +403,7 @@ def of_floats(
 
 def _check_mxfp4(config: Mapping[str, Any], parts: Parts) -> None:
     blocks, scales = parts["_blocks"], parts["_scales"]
-    blocks.check("uint8", (*blocks.shape[:-1], 16))
+    blocks.check("uint8", (*(blocks.shape[:-1] or (None,)), 16))
     scales.check("uint8", blocks.shape[:-1])
 
 

@@ -51,7 +51,7 @@ def read_any(directory: pathlib.Path) -> Mapping[str, AnyAdapter]:
     kind = config.get("peft_type")
     readers: dict[Any, Callable[..., Mapping[str, AnyAdapter]]]
     readers = {"LORA": read, "VERA": _read_vera, "IA3": _read_ia3}
-    if kind not in readers:
+    if not isinstance(kind, str) or kind not in readers:
         raise ValueError(
             f"load_adapter: {directory / CONFIG} has the peft_type {kind!r}; only adapters of "
             f"{', '.join(readers)} are read."
@@ -179,12 +179,7 @@ def write_ia3(
 def _read_ia3(directory: pathlib.Path, config: Mapping[str, Any]) -> dict[str, Scaling]:
     path = directory / CONFIG
     check_known(path, config, SILENT | {"feedforward_modules", "init_ia3_weights"})
-    inputs = config.get("feedforward_modules") or []
-    if not isinstance(inputs, str):
-        ends = tuple(inputs)
-        is_of_inputs = lambda module: module.endswith(ends)
-    else:
-        is_of_inputs = lambda module: re.fullmatch(inputs, module) is not None
+    is_of_inputs = _predicate(path, config.get("feedforward_modules") or [])
     found = {}
     for key, tensor in tensors_in(directory).items():
         match = _OF_IA3.fullmatch(key)
@@ -194,3 +189,17 @@ def _read_ia3(directory: pathlib.Path, config: Mapping[str, Any]) -> dict[str, S
         window = max(tensor.ndim - 2, 0)
         found[match[1]] = Scaling(tensor.reshape(-1), is_of_inputs(match[1]), window)
     return found
+
+
+def _predicate(path: pathlib.Path, inputs: Any) -> Callable[[str], bool]:
+    """Whether a module is among those that a regular expression, or a list of endings, tells."""
+    if isinstance(inputs, list) and all(isinstance(x, str) for x in inputs):
+        return lambda module: module.endswith(tuple(inputs))
+    try:
+        pattern = re.compile(inputs)
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"load_adapter: {path} has feedforward_modules={inputs!r}, which is neither a pattern "
+            f"nor a list of names: {error}."
+        ) from error
+    return lambda module: pattern.fullmatch(module) is not None

@@ -139,8 +139,7 @@ def assemble(by: str, arrays: Mapping[str, Any], like: Any) -> Any:
     """`from_storable` of arrays by name, for errors in the name of a function."""
     stored = _entry(by, arrays.get(ABOUT))
     wanted = _about(like)
-    descriptions = [{**about["leaves"], **about["values"]} for about in (stored, wanted)]
-    differences = list(_differences(*descriptions))
+    differences = list(_differences(_by_name(stored), _by_name(wanted)))
     if differences:
         more = "; ..." if len(differences) > _NAMED else ""
         named = "; ".join(differences[:_NAMED])
@@ -171,7 +170,9 @@ def _checked(
     for name, leaf in leaves.items():
         array = _with_dtype(arrays[name], form(leaf).dtype)
         wanted, got = described(form(leaf)), _what(array)
-        if wanted != got:
+        # An integer of Python that needs the last bit is stored without a sign.
+        is_integer = type(leaf) is int and got in ("int64[]", "uint64[]")
+        if wanted != got and not is_integer:
             raise ValueError(f"{by}: the array {name} should be {wanted} and is {got}.")
         checked[name] = array
     return checked
@@ -273,6 +274,13 @@ def _entry(by: str, about: Any) -> dict[str, Any]:
             f"version {VERSION}."
         )
     return entry
+
+
+def _by_name(about: Mapping[str, Any]) -> dict[str, str]:
+    """What the arrays and values are. A value that is the whole may have an array of its name."""
+    leaves, values = about["leaves"], about["values"]
+    both = {name: f"{values[name]} of {leaves[name]}" for name in leaves.keys() & values}
+    return {**leaves, **values, **both}
 
 
 def _differences(stored: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:

@@ -408,6 +408,15 @@ WRONG = {
     "text": ({"lora_alpha": "8"}, {}, "has lora_alpha='8'"),
     "a number that is no float": ({"lora_alpha": 10**400}, {}, "has lora_alpha=1000"),
     "pattern": ({"rank_pattern": {"(": 2}}, {}, "has the pattern"),
+    "kinds": ({"peft_type": ["LORA"]}, {}, r"has the peft_type \['LORA'\]"),
+    **{
+        f"inputs by {x!r}": (
+            {"peft_type": "IA3", "r": None, "lora_alpha": None, "feedforward_modules": x},
+            {},
+            "has feedforward_modules=.* which is neither a pattern nor a list",
+        )
+        for x in ("(", 5, [1])
+    },
     "magnitudes": (
         {},
         {"base_model.model.first.lora_magnitude_vector": np.ones(4, np.float32)},

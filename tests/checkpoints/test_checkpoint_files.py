@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import threading
 
 import jax
 import numpy as np
@@ -118,3 +119,24 @@ def test_files_of_a_folder_are_never_a_mixture_of_two(tmp_path, monkeypatch):
     assert there[2:] == [True]
     assert (first.read_text(), last.read_text()) == ("new", "newest")
     assert {*tmp_path.iterdir()} == {first, last}
+
+
+def test_threads_may_save_to_one_file(tmp_path):
+    path, errors = tmp_path / "it.safetensors", []
+    like = {"x": np.zeros(200_000, np.float32)}
+
+    def write(number):
+        try:
+            for _ in range(5):
+                save(path, {"x": like["x"] + number})
+        except OSError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert len({*np.asarray(load(path, like)["x"])}) == 1
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]

@@ -531,6 +531,20 @@ WRONG = {
         },
         "up.weight_scale of shape .4, 0., which has no whole blocks of .4, 16.",
     ),
+    "bits that are no integer": (
+        compressed({}, num_bits=8.0)[0],
+        lambda _: {
+            "up.weight_packed": np.ones((4, 2), "int32"),
+            "up.weight_scale": np.ones((4, 1), "float32"),
+            "up.weight_shape": np.array([4, 8], "int64"),
+        },
+        r"up.weight_packed of shape .4, 2., which does not hold .4, 8. integers of \[8.0\] bits",
+    ),
+    "blocks without axes": (
+        {"quant_method": "mxfp4"},
+        lambda _: {"w_blocks": np.ones(16, "uint8"), "w_scales": np.ones((), "uint8")},
+        "w_blocks of dtype uint8 and shape .16,., where uint8 of shape .any, 16. is expected",
+    ),
     "scale of all": (
         compressed({}, num_bits=4)[0],
         lambda _: {
@@ -578,12 +592,19 @@ def test_tensors_that_do_not_fit(name, tmp_path):
     assert str(error.value).startswith(f"load_hf: {folder}")
 
 
-def test_a_weight_in_blocks_of_no_entries_does_not_fit(tmp_path):
+@pytest.mark.parametrize(
+    "size, told",
+    [
+        (0, "up.weight .*rows do not consist of blocks of 0"),
+        (float("inf"), "does not say what the weight is"),
+    ],
+)
+def test_a_weight_in_blocks_of_no_entries_does_not_fit(size, told, tmp_path):
     tensors, _ = nf4(0)
     key = "up.weight.quant_state.bitsandbytes__nf4"
-    about = json.loads(bytes(tensors[key])) | {"blocksize": 0}
+    about = json.loads(bytes(tensors[key])) | {"blocksize": size}
     tensors[key] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    with pytest.raises(ValueError, match="up.weight .*rows do not consist of blocks of 0"):
+    with pytest.raises(ValueError, match=told):
         load_hf(written(tmp_path, BITSANDBYTES, tensors))
 
 

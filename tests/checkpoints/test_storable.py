@@ -343,3 +343,25 @@ def test_training_goes_on_from_a_checkpoint_bit_for_bit(no_leak_checks):
     got_state, got = steps(resumed, 3)
     assert got == want and want[-1] < want[0]
     same(got_state, whole)
+
+
+class Leaf(jaxrewrite.ArrayValue):
+    leaf: jax.Array
+
+    def materialise(self):
+        return self.leaf
+
+
+def test_the_dtype_of_a_field_with_the_name_of_the_whole_is_checked():
+    stored = to_storable(Leaf(on_device(np.arange(4), jnp.int4)))
+    other = Leaf(on_device(np.arange(4), jnp.uint4))
+    with pytest.raises(ValueError, match=r"Leaf\(\) of int4\[4\] there and .* uint4\[4\]"):
+        from_storable(stored, other)
+
+
+@pytest.mark.parametrize("number", [2**63 + 5, 2**64 - 1, -(2**63), 0])
+def test_integers_of_64_bits_come_back(number):
+    for like in (0, 2**63):
+        assert from_storable(to_storable({"seed": number}), {"seed": like}) == {
+            "seed": number
+        }

@@ -1502,3 +1502,38 @@ def test_a_call_that_lays_one_array_out_is_not_looked_into():
     fn = jax.jit(lambda x, y: x * y, in_shardings=(Format(Layout.AUTO), None))
     (eqn,) = jax.make_jaxpr(fn)(1.0, 2.0).eqns
     assert body_of(eqn) is None
+
+
+def test_the_rule_of_a_derivative_may_close_over_any_name():
+    """JAX's own wrappers of rules close over such names, which say nothing of the rule."""
+
+    def make(cells):
+        @jax.custom_jvp
+        def doubled(x):
+            return x * 2
+
+        doubled.defjvp(lambda p, t: (p[0] * 2, cells * t[0]))
+        return doubled
+
+    one, other = make(3.0), make(100.0)
+    rules = Rules()
+    rules.rewrite(lambda x: jnp.sin(one(x)))(lambda x: jnp.sin(one(x)))
+    fn = lambda x: jnp.sin(other(x)).sum()
+    assert not explain(fn, rules=rules)(X).steps
+    got, want = (jax.grad(f)(X) for f in (transform(fn, rules=rules), fn))
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_pattern_that_was_interrupted_matches_again():
+    interrupts, rules = [KeyboardInterrupt], Rules()
+
+    def before(x):
+        if x.shape == (7,) and interrupts:
+            raise interrupts.pop()
+        return jnp.log(jnp.exp(x))
+
+    rules.rewrite(before)(lambda x: x)
+    run = lambda: transform(lambda x: jnp.log(jnp.exp(x)), rules=rules)(jnp.full(7, 1e3))
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    np.testing.assert_array_equal(run(), np.full(7, 1e3))

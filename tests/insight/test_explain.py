@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 from choose import slow
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 from properties import operands, properties
 
@@ -19,6 +20,7 @@ import jaxrewrite
 from jaxrewrite import Report, explain, patterns
 from jaxrewrite._insight import text as as_text
 from jaxrewrite._insight.explain import missing_rule
+from jaxrewrite._insight.plot import by_line
 from jaxrewrite._insight.text import amount, table
 from jaxrewrite.testing.strategies import programs
 from jaxrewrite.values import Constant, Diagonal, Lora, Quantised, Tagged, Unitful
@@ -536,3 +538,40 @@ def test_what_a_rule_transforms_is_in_the_total_of_the_rule():
 def test_a_line_that_just_fits_is_not_cut():
     assert as_text._cut("x" * as_text.WIDTH) == "x" * as_text.WIDTH
     assert as_text._cut("x" * (as_text.WIDTH + 1)) == "x" * (as_text.WIDTH - 3) + "..."
+
+
+def test_patterns_that_decline_on_arrays_are_told():
+    rules = jaxrewrite.Rules()
+    rules.rewrite(lambda x: jnp.log(jnp.exp(x)))(lambda x: NotImplemented)
+    rules.rewrite(lambda x: jnp.sqrt(x * x), when=lambda x: False)(jnp.abs)
+    fn = lambda x: jnp.log(jnp.exp(x)) + jnp.sqrt(x * x)
+    report = jaxrewrite.explain(fn, rules=rules)(jnp.ones(3))
+    assert [(step.decision, step.rule, step.covered) for step in report.steps] == [
+        ("dense", None, ("exp", "log")),
+        ("dense", None, ("mul", "sqrt")),
+    ]
+    assert [[x.why for x in step.declined] for step in report.steps] == [
+        ["it returned NotImplemented"],
+        ["its condition, when=, does not hold"],
+    ]
+    assert "0 equations met a value" in str(report)
+
+
+def test_a_loop_of_no_turns_costs_nothing_in_the_figure():
+    fn = lambda v: lax.scan(lambda c, _: (v @ c, None), jnp.ones(3), length=0)[0]
+    report = jaxrewrite.explain(fn)(Diagonal(jnp.ones(3)))
+    assert {*by_line(report).values()} == {(0, 0)}
+
+
+def test_a_pallas_kernel_costs_its_grid():
+    def kernel(x, o):
+        o[...] = jnp.sin(x[...])
+
+    spec = pl.BlockSpec((8, 64), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct((1024, 64), jnp.float32)
+    call = pl.pallas_call(
+        kernel, shape, grid=(128,), in_specs=[spec], out_specs=spec, interpret=True
+    )
+    for fn in (call, jnp.sin):
+        report = explain(fn)(jnp.ones((1024, 64)))
+        assert (report.flops[0], report.bytes[0]) == (1024 * 64, 2 * 4 * 1024 * 64)
