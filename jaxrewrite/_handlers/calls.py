@@ -21,6 +21,7 @@ from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
 from .._placement.leafwise import place_leaves, unsplit
+from .._staging.aliases import sources
 
 
 class _Call(NamedTuple):
@@ -124,8 +125,9 @@ def _donated(
     """
     rest = iter(donated)
     arguments, inputs = site.builder.arguments, site.builder.inputs
+    first = sources(site.builder.eqns)
     for atom, operand in zip(site.eqn.invars, operands, strict=True):
         is_argument = type(atom) is not Literal and atom in arguments
         for leaf in tree_leaves(operand):
-            is_input = type(leaf) is not Literal and leaf in inputs
+            is_input = type(leaf) is not Literal and first.get(leaf, leaf) in inputs
             yield next(rest) and (is_argument or not is_input)

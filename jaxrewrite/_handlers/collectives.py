@@ -71,20 +71,41 @@ def _names(site: Site) -> tuple[Any, ...]:
 
 def _gathered_axes(value: Value, site: Site) -> list[int | None] | None:
     """The axis of each leaf, or ``None`` for a leaf that is the same on all devices."""
-    names = _names(site)
-    name = names[0] if len(names) == 1 else names
-    spec = PartitionSpec(*[None] * site.params["all_gather_dimension"], name)
-    likes = tree_map(_compat.leaf_aval, value)
-    specs = specs_of_leaves(likes, spec)
-    if isinstance(specs, type):
+    leaves, treedef = tree_flatten(tree_map(_compat.leaf_aval, value))
+    varies = _varies(tree_leaves(value), _names(site))
+    axes = _split_axes(tree_unflatten(treedef, leaves), site)
+    if axes is None:
         return None
-    axes = [tuple(names).index(name) if name in names else None for names in specs]
-    varies = _varies(tree_leaves(value), names)
+    missing = [a is None and v for a, v in zip(axes, varies, strict=True)]
+    if any(missing):
+        # An axis of a leaf with one item for all of a part, as one scale, has as many as there
+        # are parts in the whole.
+        longer = [
+            _of_parts(x, site) if m else x for x, m in zip(leaves, missing, strict=True)
+        ]
+        found = _split_axes(tree_unflatten(treedef, longer), site) or axes
+        axes = [f if m else a for a, f, m in zip(axes, found, missing, strict=True)]
     # If JAX does not know over which axes arrays vary, no leaf is known to be the same.
     for axis, does_vary in zip(axes, varies, strict=True):
         if axis is None and (does_vary or not any(varies)):
             return None
     return axes
+
+
+def _split_axes(like: Value, site: Site) -> list[int | None] | None:
+    """The axis along which the type splits each leaf; ``None`` if it splits none."""
+    names = _names(site)
+    name = names[0] if len(names) == 1 else names
+    spec = PartitionSpec(*[None] * site.params["all_gather_dimension"], name)
+    specs = specs_of_leaves(like, spec)
+    if isinstance(specs, type):
+        return None
+    return [tuple(names).index(name) if name in names else None for names in specs]
+
+
+def _of_parts(aval: Any, site: Site) -> Any:
+    sizes = (site.params["axis_size"] if n == 1 else n for n in aval.shape)
+    return aval.update(shape=tuple(sizes))
 
 
 def ppermute(site: Site, operands: Sequence[Operand]) -> Results:

@@ -606,6 +606,8 @@ def pull_back(
         cotangent, bring = _meeting(_as_dense_as_can_be(cotangent), form, settings, site)
     else:
         cotangent = materialise(cotangent)
+        if _is_float(form):  # A rule may sum in more digits than the array has.
+            cotangent = cotangent.astype(form.dtype)
     on_floats = lambda floats: _floats_of(bring(tangent(floats)))
     (pulled,) = jax.linear_transpose(on_floats, floats)(_floats_of(cotangent))
     rest = iter(pulled)

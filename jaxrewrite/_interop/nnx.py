@@ -14,8 +14,6 @@ from typing import Any
 from jax.tree_util import tree_leaves
 
 from .._core import hooks
-from .._core.value import Value
-from .._staging.structure import same_structure
 
 
 class _State:
@@ -44,11 +42,7 @@ class _State:
                 "before it, nnx.merge in it, and return the state."
             )
         for i, content in changed.items():
-            old = variables[i].get_raw_value()
-            # A loop of nnx stores contents that it read, which may have become another type of value, or
-            # one with leaves that layers no longer share.
-            if not isinstance(old, Value) or same_structure(content, old):
-                variables[i].set_raw_value(content)
+            variables[i].set_raw_value(content)
 
 
 def _variables(tree: Any) -> list[Any]:

@@ -7,20 +7,24 @@ an array for each, so it may donate one of them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from .. import _compat
-from .._compat import Jaxpr, JaxprEqn, Literal
+from .._compat import Jaxpr, JaxprEqn, Literal, Var
+from .aliases import sources
 
 
 def without_shared_donations(jaxpr: Jaxpr) -> Jaxpr:
     """The program, whose calls donate no operand twice, and none that is used again."""
     if not any(map(_donates, jaxpr.eqns)):
         return jaxpr
-    needed, eqns = {atom for atom in jaxpr.outvars if type(atom) is not Literal}, []
+    first = sources(jaxpr.eqns)
+    of = lambda atoms: (first.get(x, x) for x in atoms if type(x) is not Literal)
+    needed, eqns = {*of(jaxpr.outvars)}, []
     for eqn in reversed(jaxpr.eqns):
-        eqns.append(_without_donation_of(needed, eqn) if _donates(eqn) else eqn)
-        needed.update(atom for atom in eqn.invars if type(atom) is not Literal)
+        eqns.append(_without_donation_of(needed, first, eqn) if _donates(eqn) else eqn)
+        needed.update(of(eqn.invars))
     return _compat.new_jaxpr(
         jaxpr.invars, jaxpr.outvars, eqns[::-1], jaxpr.debug_info, jaxpr.is_high
     )
@@ -30,10 +34,13 @@ def _donates(eqn: JaxprEqn) -> bool:
     return any(eqn.params.get("donated_invars", ()))
 
 
-def _without_donation_of(needed: set[Any], eqn: JaxprEqn) -> JaxprEqn:
-    counts = Counter(map(id, eqn.invars))
+def _without_donation_of(
+    needed: set[Any], first: Mapping[Var, Var], eqn: JaxprEqn
+) -> JaxprEqn:
+    arrays = [x if isinstance(x, Literal) else first.get(x, x) for x in eqn.invars]
+    counts = Counter(map(id, arrays))
     donated = tuple(
-        is_donated and not (type(atom) is Literal or atom in needed or counts[id(atom)] > 1)
-        for is_donated, atom in zip(eqn.params["donated_invars"], eqn.invars, strict=True)
+        is_donated and not (type(x) is Literal or x in needed or counts[id(x)] > 1)
+        for is_donated, x in zip(eqn.params["donated_invars"], arrays, strict=True)
     )
     return eqn.replace(params={**eqn.params, "donated_invars": donated})

@@ -49,6 +49,7 @@ from .._core.site import describe_operand, in_form
 from .._core.traces import Rewriting
 from .._core.value import Operand, Value, is_value
 from . import collector
+from .aliases import with_results_of_sources
 from .closures import Staging, bodies_close_over, run_of, with_arrays_of_call
 from .donation import without_shared_donations
 from .program import Program
@@ -136,6 +137,8 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
     inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
     with use_settings(settings.of_traced()):
         traced, consts, out = _trace_user_function(arguments, tree, inputs, settings)
+        if out.changing:  # A loop may store what it read, as layers of flax.nnx do.
+            traced = with_results_of_sources(traced)
     with collector.paused():
         builder = new_rewriter(Rewriting(settings))
         jaxpr = drop_dead_code(traced, builder.rewriting.data_flow(traced))

@@ -1410,3 +1410,35 @@ def test_a_backward_rule_that_is_an_object_holds_arrays_of_the_function(no_leak_
     d, number = values.Diagonal(jnp.array([1.0, 2.0])), jnp.float32(3)
     gradient = jax.grad(lambda d: allow(scaled)(d, number))(d)
     np.testing.assert_array_equal(gradient.d, [3, 3])
+
+
+@pytest.mark.parametrize(
+    "kind", [values.Lora, values.Dora, values.Quantised, values.Diagonal]
+)
+def test_a_cotangent_may_have_more_digits_than_the_array(kind):
+    """As where a backward rule sums 16-bit numbers in 32 bits, which JAX lets pass."""
+
+    @jax.custom_vjp
+    def linear(x, w):
+        return x @ w
+
+    def backward(residuals, g):
+        x, w = residuals
+        return g @ w.T, jnp.dot(x.T, g, preferred_element_type=jnp.float32)
+
+    linear.defvjp(lambda x, w: (x @ w, (x, w)), backward)
+    x, w = jnp.ones((3, 4), "bfloat16"), jnp.eye(4, dtype="bfloat16")
+    a, b = jnp.ones((4, 2), "bfloat16"), jnp.ones((2, 4), "bfloat16")
+    v = {
+        values.Lora: lambda: values.Lora(w, a, b, frozen=False),
+        values.Dora: lambda: values.Dora(w, a, b, jnp.ones((1, 4), "bfloat16")),
+        values.Quantised: lambda: values.Quantised.quantise(w),
+        values.Diagonal: lambda: values.Diagonal(w[0]),
+    }[kind]()
+    loss = lambda v, fn: fn(x, v).astype("float32").sum()
+    run = transform(linear, materialise="allow")
+    plain = lambda x, v: x @ jaxrewrite.materialise(v)
+    got, want = (jax.grad(loss, allow_int=True)(v, fn) for fn in (run, plain))
+    for g, leaf in zip(jax.tree.leaves(got), jax.tree.leaves(v), strict=True):
+        assert g.dtype == (leaf.dtype if leaf.dtype != jnp.int8 else jax.dtypes.float0)
+    assert_same_leaves(got, want, 2e-2)

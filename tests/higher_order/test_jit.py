@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
-from reference.own import Scaled
+from reference.own import Lora, Scaled
 
 import jaxrewrite
 from jaxrewrite import transform
@@ -115,6 +116,36 @@ def test_an_array_that_a_rule_for_arrays_puts_into_values_is_not_donated(fn):
     want = fn(both, 2 * x)
     out = transform(lambda x: fn(donating, 2 * x), rules=rules, materialise="allow")(x)
     assert_same(jaxrewrite.materialise(out), want, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "pass_on",
+    [
+        lax.stop_gradient,
+        lambda v: jax.device_put(v, jax.devices()[0]),
+        jax.checkpoint(lambda v: v),
+        jax.jit(lambda v: v),
+        lambda v: lax.scan(lambda v, _: (v, v.sum()), v, None, length=2)[0],
+    ],
+    ids=["stop_gradient", "device_put", "checkpoint", "jit", "scan"],
+)
+@pytest.mark.parametrize("make", [lambda v: v * 2.0, lambda v: -v, lambda v: v.T])
+def test_a_leaf_that_is_passed_on_is_not_donated(pass_on, make):
+    """What the program makes of an argument has its leaves, by whatever name."""
+    donating = jax.jit(lambda a, b: (-a, b), donate_argnums=0)
+    adapted = Lora(scaled(), jnp.ones((4, 2)), jnp.ones((2, 3)))
+    for v in (scaled(), adapted):
+        for fn in (lambda v, y: pass_on(make(v)), lambda v, y: make(pass_on(v))):
+            program = lambda v, y, fn=fn: donating(fn(v, y), y)[1]
+            transform(program, materialise="allow")(v, jnp.ones((4, 3)))
+            assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(v))
+
+            def reused(v, y, fn=fn):
+                w = make(v)
+                return donating(fn(w, y), y)[1], w
+
+            got = transform(reused, materialise="allow")(v, jnp.ones((4, 3)))[1]
+            assert_same(jaxrewrite.materialise(got), make(jaxrewrite.materialise(v)), 1e-6)
 
 
 def test_what_the_program_makes_is_donated():

@@ -356,6 +356,22 @@ def test_packed_codes_become_dense_inside_of_the_mesh(mesh):
     np.testing.assert_array_equal(got, [v.materialise()] * 4)
 
 
+@pytest.mark.parametrize(
+    "v",
+    [
+        pytest.param(Quantised.quantise(X, block=(2, 8)), id="integers"),
+        pytest.param(NF4.quantise(X, block=(2, 1)), id="nf4"),
+        pytest.param(jax.vmap(Quantised.quantise)(X[:4, None] * X), id="one of a stack"),
+    ],
+)
+def test_parts_of_one_block_are_gathered(mesh, v):
+    """An axis of one scale is that of the blocks, although a part alone would not need it."""
+    product = lambda v: (lax.all_gather(v, "i", axis=0, tiled=True) @ X)[None]
+    fn = on(mesh, product, P("i"), P("i"))
+    got = transform(fn, materialise="forbid")(v)
+    np.testing.assert_allclose(got, [v.materialise() @ X] * 4, rtol=1e-5)
+
+
 def test_metadata_with_a_shape_is_not_split(mesh):
     class Zeros(Zero):
         def leaf_specs(self, spec):

@@ -414,6 +414,37 @@ def test_a_loop_over_flax_layers_leaves_weights_as_they_are():
     assert model.kernel.get_raw_value().scale.shape == shared.scale.shape == (1, 1, 4)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        values.Lora(jnp.eye(4), jnp.ones((4, 1)), jnp.zeros((1, 4))),
+        values.Quantised.quantise(jnp.eye(4)),
+        values.Diagonal(jnp.ones(4)),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_a_variable_of_flax_takes_what_is_written_to_a_value(value):
+    """Also where that has another structure, or becomes dense."""
+
+    class Layer(nnx.Module):
+        def __init__(self, kernel):
+            self.kernel = nnx.Param(kernel)
+
+    def average(layer, x):
+        layer.kernel[...] = 0.5 * layer.kernel[...] + 0.5
+        return x @ layer.kernel[...]
+
+    layer, dense = Layer(value), Layer(jaxrewrite.materialise(value))
+    run = transform(average, materialise="allow")
+    for _ in range(2):
+        got, want = (
+            fn(of, jnp.ones((1, 4))) for fn, of in ((run, layer), (average, dense))
+        )
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+        kept = jaxrewrite.materialise(layer.kernel.get_raw_value())
+        np.testing.assert_allclose(kept, dense.kernel[...], rtol=1e-5)
+
+
 def test_a_shared_variable_of_flax_that_changes_is_refused():
     model = states(lambda v: v)
     both = transform(lambda models, x: [m.norm(x) for m in models])
