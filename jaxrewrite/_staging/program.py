@@ -89,8 +89,10 @@ class Program:
     def _run(self, leaves: Sequence[Any]) -> list[Any]:
         operands = [*self.consts, *leaves]
         if not _is_appended():
+            # It is read first: another thread drops it when the steps are there.
+            applied = self._applied
             if self._steps is None:
-                self._steps = list(_steps_of(self.jaxpr, self._applied))
+                self._steps = list(_steps_of(self.jaxpr, applied))
                 self._applied = ()  # The steps hold the parts that they need.
             if _compat.nothing_is_traced() and not _compat.jit_is_disabled():
                 if self._eager is None:
