@@ -654,10 +654,10 @@ def _judge(program: Any, tainted: bool) -> Verdict:
             got = [
                 jnp.where(_is_beyond_half(g), w, g) for g, w in zip(got, want, strict=True)
             ]
-        # A structural zero takes the other factor to be finite, also in a derivative.
-        if is_empty or is_spoilt or "Zero(" in str(program.operands):
-            pairs = zip(got, want, strict=True)
-            want = [jnp.where(jnp.isnan(w) & (g == 0), g, w) for g, w in pairs]
+        # A structural zero takes the other factor to be finite, also in a derivative, which may
+        # be NaN where the function is not, as that of an angle of zero.
+        pairs = zip(got, want, strict=True)
+        want = [jnp.where(jnp.isnan(w) & (g == 0), g, w) for g, w in pairs]
     if all(map(same, got, want)):
         return Verdict("skipped", "products of no entries, or zero, with infinity")
     detail = next(
