@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 
-from ._base.structured import is_value
+from ._base.structured import is_value, padded
 from ._weights.dora import Dora
 from ._weights.dropped import Dropped, Dropping
 from ._weights.lora import Lora
@@ -254,7 +254,7 @@ def _like(x: Any, like: Any, scale: float, rank: int) -> Any:
         bare = Lora(x, a, b, scale, like.rows, like.cols, like.frozen)
         x = Dora.of(bare) if isinstance(like, Dora) else bare
     a, b = x.a if x.scale == scale else x.a * x.scale, x.b
-    more, cols = rank - a.shape[-1], len(x.cols)
-    along = [(0, 0)] * (b.ndim - cols - 1) + [(0, more)] + [(0, 0)] * cols
-    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, more)]) if more else a
-    return dataclasses.replace(x, a=a, b=jnp.pad(b, along) if more else b, scale=scale)
+    more = rank - a.shape[-1]
+    if more:
+        a, b = padded(a, -1, 0, more), padded(b, -1 - len(x.cols), 0, more)
+    return dataclasses.replace(x, a=a, b=b, scale=scale)

@@ -291,7 +291,8 @@ def freeze(tree: Any, fields: Labels, *, rest: str = "train") -> Any:
         for cls, names in fields.items():
             if isinstance(x, cls):
                 outer = "train"
-                own |= _labels_of_fields(names)
+                frozen = dict.fromkeys(names, "freeze")
+                own |= names if isinstance(names, Mapping) else frozen
 
         def of_field(path: Any, field: Any) -> Any:
             name = getattr(path[0], "name", None) if path else None
@@ -303,10 +304,6 @@ def freeze(tree: Any, fields: Labels, *, rest: str = "train") -> Any:
         return jax.tree_util.tree_map_with_path(of_field, x, is_leaf=is_field)
 
     return label(tree, rest)
-
-
-def _labels_of_fields(names: Sequence[str] | Mapping[str, str]) -> Mapping[str, str]:
-    return names if isinstance(names, Mapping) else dict.fromkeys(names, "freeze")
 
 
 def partition(tree: Any, labels: Any) -> tuple[Any, Any]:

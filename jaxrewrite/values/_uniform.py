@@ -298,11 +298,6 @@ class Known(Structured):
         return jnp.broadcast_to(self.number(), self.shape)
 
 
-@register("broadcast_in_dim")
-def _(v: Known, *, shape: Any, **params: Any) -> Any:
-    return Known(v.is_known, v.of_dtype, _nothing=nothing(shape))
-
-
 @register(*primitives.UNARY, *primitives.BINARY, "convert_element_type")
 def _(*operands: Known, primitive: Any, **params: Any) -> Any:
     numbers = (np.asarray(v.is_known, v.of_dtype) for v in operands)
@@ -431,9 +426,13 @@ jaxrewrite.register("select_n", types=(Array, Matrix, Zero))(masked)
 jaxrewrite.register("select_n", types=(Array, Zero, Matrix))(masked)
 
 
-@register("concatenate")
-def _(*xs: Array | Uniform, dimension: int) -> Any:
-    return jnp.concatenate([_dense(x) for x in xs], dimension)
+_SCATTER = ("scatter-mul", *SCATTER)
+
+
+@register("concatenate", "dynamic_update_slice", *_SCATTER)
+def _(*xs: Array | Uniform, primitive: Any, **params: Any) -> Any:
+    """A result with the numbers of several arrays is dense."""
+    return bind(primitive, *map(_dense, xs), **params)
 
 
 @register("concatenate")
@@ -445,27 +444,6 @@ def _(*xs: Zero, dimension: int) -> Any:
 
 def _dense(x: Any) -> Any:
     return x.materialise() if isinstance(x, Uniform) else x
-
-
-# What is written into an array makes another array.
-_SCATTER = ("scatter-mul", *SCATTER)
-
-
-@register("dynamic_update_slice")
-def _(x: Array | Uniform, update: Array | Uniform, *indices: Array) -> Any:
-    return lax.dynamic_update_slice(_dense(x), _dense(update), indices)
-
-
-@register(*_SCATTER)
-def _(
-    x: Array | Uniform,
-    indices: Array,
-    update: Array | Uniform,
-    *,
-    primitive: Any,
-    **params: Any,
-) -> Any:
-    return bind(primitive, _dense(x), indices, _dense(update), **params)
 
 
 @register("clamp")

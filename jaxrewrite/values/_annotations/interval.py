@@ -21,13 +21,7 @@ from .._base import in_blocks
 from .._base.scatters import SCATTER, applies_function
 from .._base.sizes import is_at_most
 from .._base.structured import disproved, inexact, on_numbers, promoted
-from .declaration import (
-    MOVING,
-    annotation_rule,
-    highest,
-    like,
-    lowest,
-)
+from .declaration import MOVING, annotation_rule, highest, like, lowest
 from .operators import Carrying
 
 

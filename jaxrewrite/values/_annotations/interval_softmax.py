@@ -28,15 +28,7 @@ from jaxtyping import ArrayLike
 from jaxrewrite import Axis, transform
 
 from .._base.structured import inexact, promoted
-from .interval import (
-    TOGETHER,
-    Interval,
-    _apart,
-    _bounded,
-    _numbers,
-    _size,
-    _units,
-)
+from .interval import TOGETHER, Interval, _apart, _bounded, _numbers, _size, _units
 
 
 # --- what is looked for -----------------------------------------------------------------

@@ -17,13 +17,7 @@ import jaxrewrite
 
 from .._base.scatters import SCATTER, applies_function
 from .._base.structured import inexact
-from .declaration import (
-    MOVING,
-    REDUCING,
-    Annotated,
-    annotation_rule,
-    mapped,
-)
+from .declaration import MOVING, REDUCING, Annotated, annotation_rule, mapped
 from .units import (
     FreeUnits,
     Units,
@@ -336,21 +330,16 @@ def bind_numbers(primitive: Any, operands: Sequence[Any], units: Units, params: 
     *REDUCING,
     *("abs", "reduce_precision", "cumsum", "cummax", "cummin", "fft"),
     *("reduce_window_sum", "reduce_window_max", "reduce_window_min"),
+    # The derivatives of ``reduce_window_max``: entries at the places of other maxima.
+    *("select_and_gather_add", "select_and_scatter_add"),
 )
-def _keep(x: Unitful, *, primitive: Any, **params: Any) -> Any:
-    return bind_numbers(primitive, [x], x.units, params)
+def _keep(x: Any, *others: Any, primitive: Any, **params: Any) -> Any:
+    return bind_numbers(primitive, [x, *others], units_of(x), params)
 
 
 @jaxrewrite.register(jnp.ldexp)
 def _times_power_of_two(x: Unitful, power: ArrayLike) -> Any:
     return with_units(x.units, jaxrewrite.transform(jnp.ldexp)(x.array, power))
-
-
-@annotation_rule(Unitful, *jaxrewrite.primitives.COLLECTIVE)
-def _exchange(x: Any, *others: Any, primitive: Any, **params: Any) -> Any:
-    """A second operand is the array that the entries are written into."""
-    units = same_units(primitive.name, [x, *others[:1]])
-    return bind_numbers(primitive, [x, *others], units, params)
 
 
 @annotation_rule(Unitful, "dynamic_slice", "gather")
@@ -361,13 +350,26 @@ def _index(x: Unitful, *indices: Any, primitive: Any, **params: Any) -> Any:
     return bind_numbers(primitive, [x, *indices], x.units, params)
 
 
+# The operands that need equal units, where others are places, sizes or choices.
+_ALIKE = {
+    "select_n": slice(1, None),
+    "dynamic_update_slice": slice(2),
+    **dict.fromkeys(SCATTER, slice(0, None, 2)),
+    # A second operand is the array that the entries are written into.
+    **dict.fromkeys(jaxrewrite.primitives.COLLECTIVE, slice(2)),
+}
+
+
 @annotation_rule(
     Unitful,
     *("add", "add_any", "sub", "max", "min", "rem", "nextafter", "complex"),
     *("clamp", "concatenate", "pad", "stack", "cholesky_update"),
+    *_ALIKE,
 )
 def _same(*operands: Any, primitive: Any, **params: Any) -> Any:
-    units = same_units(primitive.name, operands)
+    if applies_function(primitive, params):
+        return NotImplemented
+    units = same_units(primitive.name, operands[_ALIKE.get(primitive.name, slice(None))])
     if primitive.name in ("add", "sub") and all(map(needs_units, operands)):
         check_sum(units)
     if primitive.name == "nextafter":
@@ -404,12 +406,6 @@ def _multiply(x: Any, y: Any, *sizes: Any, primitive: Any, **params: Any) -> Any
 @annotation_rule(Unitful, "div")
 def _divide(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     return bind_numbers(primitive, (x, y), units_of(x) / units_of(y), params)
-
-
-@annotation_rule(Unitful, "select_and_gather_add", "select_and_scatter_add")
-def _pick(x: Any, by: Any, *, primitive: Any, **params: Any) -> Any:
-    """The derivatives of ``reduce_window_max``: entries at the places of other maxima."""
-    return bind_numbers(primitive, [x, by], units_of(x), params)
 
 
 _POWERS = {
@@ -449,26 +445,6 @@ def _pow(x: Unitful, y: Literal, *, primitive: Any, **params: Any) -> Any:
 def _reduce_prod(x: Unitful, *, primitive: Any, axes: Any, **params: Any) -> Any:
     count = math.prod(x.shape[axis] for axis in axes)
     return bind_numbers(primitive, [x], x.units**count, {"axes": axes, **params})
-
-
-@annotation_rule(Unitful, "select_n")
-def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
-    units = same_units(primitive.name, cases)
-    return bind_numbers(primitive, [which, *cases], units, params)
-
-
-@annotation_rule(Unitful, "dynamic_update_slice")
-def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) -> Any:
-    units = same_units(primitive.name, (x, update))
-    return bind_numbers(primitive, [x, update, *starts], units, params)
-
-
-@annotation_rule(Unitful, *SCATTER)
-def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any) -> Any:
-    if applies_function(primitive, params):
-        return NotImplemented
-    units = same_units(primitive.name, (x, updates))
-    return bind_numbers(primitive, [x, indices, updates], units, params)
 
 
 @annotation_rule(Unitful, "scatter-mul")

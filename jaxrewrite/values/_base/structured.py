@@ -21,7 +21,7 @@ from jaxrewrite._compat import (
     varying_axes as varying_axes,
     with_standard_promotion,
 )
-from jaxrewrite._core.avals import is_annotation as is_annotation
+from jaxrewrite._core.avals import children as fields_of, is_annotation as is_annotation
 from jaxrewrite._display import bytes_text, nbytes_of
 
 from .sizes import are_known
@@ -29,11 +29,6 @@ from .sizes import are_known
 
 def is_value(x: Any) -> bool:
     return isinstance(x, jaxrewrite.Value)
-
-
-def fields_of(value: Any) -> tuple[list[Any], Any]:
-    """The leaves of a value, with the values in its fields as leaves, and the treedef."""
-    return jax.tree.flatten(value, is_leaf=lambda x: x is not value and is_value(x))
 
 
 def short(aval: Any) -> str:
@@ -234,6 +229,18 @@ def zero_unless(where: Bool[Array, ...], x: Shaped[Array, ...]) -> Any:
     shape = jnp.broadcast_shapes(jnp.shape(where), x.shape)
     where, x = (jnp.broadcast_to(operand, shape) for operand in (where, x))
     return jnp.where(where, x, jnp.zeros((), x.dtype))
+
+
+def with_ndim(x: Any, ndim: int) -> Any:
+    """The array with axes of size 1 behind its own, so that it has this many."""
+    return x.reshape(*x.shape, *[1] * (ndim - x.ndim))
+
+
+def padded(x: Any, axis: int, low: int, high: int) -> Any:
+    """The array with zeros added at both ends of an axis; a negative number cuts off."""
+    config = [(0, 0, 0)] * x.ndim
+    config[axis] = (low, high, 0)
+    return lax.pad(x, jnp.zeros((), x.dtype), config)
 
 
 def one_where(where: Bool[Array, "*shape"], dtype: Any) -> Shaped[Array, "*shape"]:

@@ -22,6 +22,7 @@ from .._base.structured import (
     differs,
     dtype_of_sums,
     over_batch,
+    padded,
     zero_unless,
 )
 from .determinant import Determinant
@@ -52,7 +53,7 @@ class _Bands(Matrix):
             start = max(offset, 0)
             part = lax.slice_in_dim(x, start, start + d.shape[-1], axis=axis)
             d = on_axis(d, d.ndim - 1, x.ndim, axis).astype(of_sums)
-            terms.append(_padded(d * part.astype(of_sums), axis, max(-offset, 0), start))
+            terms.append(padded(d * part.astype(of_sums), axis, max(-offset, 0), start))
         return functools.reduce(jnp.add, terms).astype(dtype) if terms else x
 
     def times(self, other: Any) -> Any:
@@ -238,7 +239,7 @@ class Banded(_Bands):
     def resized(self, lower: int, upper: int) -> Banded:
         """The matrix with more diagonals of zeros, or without some outer diagonals."""
         above, below = upper - self.upper, lower - self.lower
-        return Banded(_padded(self.bands, -2, above, below), lower, upper)
+        return Banded(padded(self.bands, -2, above, below), lower, upper)
 
     def transposed(self) -> Any:
         n, u = self.shape[-1], self.upper
@@ -258,7 +259,7 @@ class Banded(_Bands):
 
     def scaled_rows(self, factors: Any) -> Any:
         k = self.bands.shape[-2]
-        wide = _padded(factors, -1, self.upper, self.lower)[..., None, :]
+        wide = padded(factors, -1, self.upper, self.lower)[..., None, :]
         wide = jnp.broadcast_to(wide, (*wide.shape[:-2], k, wide.shape[-1]))
         return Banded(self.bands * _unsheared(wide), self.lower, self.upper)
 
@@ -420,8 +421,8 @@ class Tridiagonal(_Bands):
         return [(-1, self.lower), (0, self.main), (1, self.upper)]
 
     def as_banded(self) -> Banded:
-        upper = _padded(self.upper, -1, 1, 0)
-        lower = _padded(self.lower, -1, 0, 1)
+        upper = padded(self.upper, -1, 1, 0)
+        lower = padded(self.lower, -1, 0, 1)
         return Banded(jnp.stack([upper, self.main, lower], -2), 1, 1)
 
     def transposed(self) -> Any:
@@ -460,14 +461,14 @@ class Tridiagonal(_Bands):
         return self.main
 
     def solve(self, x: Any, axis: int) -> Any:
-        lower = _padded(self.lower, -1, 1, 0)
-        upper = _padded(self.upper, -1, 0, 1)
+        lower = padded(self.lower, -1, 1, 0)
+        upper = padded(self.upper, -1, 0, 1)
         solve = lambda b: lax.linalg.tridiagonal_solve(*alike(lower, self.main, upper, b))
         return solve_columns(solve, x, axis, len(self.batch))
 
     def known_determinant(self) -> Any:
         """The recurrence of the leading minors, which scales rows and minors to about one."""
-        lower, upper = _padded(self.lower, -1, 1, 0), _padded(self.upper, -1, 0, 1)
+        lower, upper = padded(self.lower, -1, 1, 0), padded(self.upper, -1, 0, 1)
         rows = as_inexact(jnp.stack([lower, self.main, upper], -1))
         sizes = _scale(rows)
         lower, main, upper = jnp.moveaxis(rows / sizes[..., None], -1, 0)
@@ -480,7 +481,7 @@ class Tridiagonal(_Bands):
             both = both / size[..., None]
             return (both[..., 0], both[..., 1]), size
 
-        squared = lower * _padded(upper[..., :-1], -1, 1, 0)
+        squared = lower * padded(upper[..., :-1], -1, 1, 0)
         one = jnp.ones(self.batch, rows.dtype)
         (last, _), more = scan(
             step,
@@ -501,13 +502,6 @@ class Tridiagonal(_Bands):
 # --- diagonals, and where they go -----------------------------------------------------
 
 
-def _padded(x: Any, axis: int, low: int, high: int) -> Any:
-    """The array with zeros added at both ends of an axis; a negative number cuts off."""
-    config = [(0, 0, 0)] * x.ndim
-    config[axis] = (low, high, 0)
-    return lax.pad(x, jnp.zeros((), x.dtype), config)
-
-
 def _sheared(x: Any) -> Any:
     """Move row r by r to the right: from (n, m) to (n, n + m - 1), filled with zeros.
 
@@ -515,7 +509,7 @@ def _sheared(x: Any) -> Any:
     begins each row one place further right than the result does.
     """
     *batch, n, m = x.shape
-    flat = _padded(x, -1, 0, n).reshape(*batch, n * (n + m))
+    flat = padded(x, -1, 0, n).reshape(*batch, n * (n + m))
     width = max(n + m - 1, 0)
     return flat[..., : n * width].reshape(*batch, n, width)
 
@@ -523,14 +517,14 @@ def _sheared(x: Any) -> Any:
 def _unsheared(x: Any) -> Any:
     """Move row r by r to the left: from (n, n + m - 1) to (n, m)."""
     *batch, n, width = x.shape
-    flat = _padded(x.reshape(*batch, n * width), -1, 0, n)
+    flat = padded(x.reshape(*batch, n * width), -1, 0, n)
     return flat.reshape(*batch, n, width + 1)[..., : width + 1 - n]
 
 
 def _bands_of(dense: Any, lower: int, upper: int, name: str) -> Any:
     """The inverse of `Banded.materialise`."""
     check_square(name, "x", dense)
-    columns = _padded(jnp.swapaxes(dense, -1, -2), -1, upper, lower)
+    columns = padded(jnp.swapaxes(dense, -1, -2), -1, upper, lower)
     return jnp.swapaxes(_unsheared(columns), -1, -2)
 
 
@@ -561,8 +555,8 @@ def _banded_product(v: Banded, w: Banded) -> Any:
         # The column of A that meets column j of B is j + shift.
         shift = row - w.upper
         if abs(shift) < n:
-            term = _padded(a, -1, -shift, shift) * b[..., row : row + 1, :]
-            terms.append(_padded(term, -2, row, b.shape[-2] - 1 - row))
+            term = padded(a, -1, -shift, shift) * b[..., row : row + 1, :]
+            terms.append(padded(term, -2, row, b.shape[-2] - 1 - row))
     bands = functools.reduce(jnp.add, terms).astype(v.dtype)
     return Banded(bands, v.lower + w.lower, v.upper + w.upper).resized(lower, upper)
 

@@ -16,7 +16,7 @@ from .._base.contract import contract
 from .._base.structured import differs, zero_unless
 from .algebra import solve_columns
 from .determinant import Determinant
-from .matrix import Matrix, nan_if_any_is, solve_dense
+from .matrix import Matrix, check_has_matrices, nan_if_any_is, solve_dense
 from .monomial import Diagonal, Identity, OnDiagonal, Permutation, sorted_svd
 from .product import Product
 
@@ -94,11 +94,7 @@ class BlockDiagonal(Matrix):
                        [ ·  · 1. 0.]
                        [ ·  · 0. 1.]], dtype=float32)
         """
-        if jnp.ndim(matrix) < 2:
-            raise ValueError(
-                f"BlockDiagonal: matrix has shape {jnp.shape(matrix)}, but needs two axes "
-                "or more."
-            )
+        check_has_matrices("BlockDiagonal", "matrix", matrix)
         n, m = matrix.shape[-2:]
         if k < 1 or n % k or m % k:
             raise ValueError(f"BlockDiagonal: k is {k}, which does not divide {n} and {m}.")

@@ -38,7 +38,7 @@ _Known = Matrix | Scaled | Sum | LowRank
 def _knows(fn: Callable[..., Any]) -> Callable[[Any], Any]:
     """Register what a type answers for a function of a matrix, or of a stack: a decorator.
 
-    The answer is a list of the function's results, or NotImplemented.
+    The answer is the function's result, or a sequence of several, or NotImplemented.
     """
 
     def decorate(answer: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,6 +50,7 @@ def _knows(fn: Callable[..., Any]) -> Callable[[Any], Any]:
             results = answer(v, **statics)
             if results is NotImplemented:
                 return results
+            results = results if isinstance(results, (list, tuple)) else [results]
             # JAX computes integers and 16 bits in other dtypes, and may cast the result.
             expected = jax.eval_shape(functools.partial(fn, **statics), v.aval())
             return [
@@ -72,7 +73,8 @@ def _(v: _Known, *more: Array, call_jaxpr: Any, **params: Any) -> Any:
     known = find(_with_tolerance, call.params["jaxpr"], v.aval(), tolerance.aval)
     if known is None:
         return NotImplemented
-    return _pseudo_inverse(v, number_of(tolerance) if not more else more[0])
+    inverse = _pseudo_inverse(v, number_of(tolerance) if not more else more[0])
+    return inverse if inverse is NotImplemented else [inverse]
 
 
 @functools.lru_cache(512)
@@ -94,13 +96,13 @@ def _with_tolerance(aval: Any, tolerance: Any, trace_context: Any) -> dict[Any, 
 @_knows(jnp.linalg.det)
 def _(v: _Known) -> Any:
     known = determinant_of(v)
-    return known if known is NotImplemented else [known.number()]
+    return known if known is NotImplemented else known.number()
 
 
 @_knows(jnp.linalg.slogdet)
 def _(v: _Known) -> Any:
     known = determinant_of(v)
-    return known if known is NotImplemented else [*known.slogdet()]
+    return known if known is NotImplemented else known.slogdet()
 
 
 @_knows(jnp.linalg.cholesky)
@@ -124,15 +126,15 @@ def _cholesky(v: Any, *, symmetrised: bool, lower: bool) -> Any:
     # The adjoint of a sum of arrays is an array.
     factor = known_of(matrix, "known_cholesky")
     if factor is not NotImplemented:
-        return [factor if lower else adjoint(factor)]
+        return factor if lower else adjoint(factor)
     is_lazy = not symmetrised and v.solvable
-    return [CholeskyFactor(v, lower)] if is_lazy else NotImplemented
+    return CholeskyFactor(v, lower) if is_lazy else NotImplemented
 
 
 @_knows(jnp.linalg.eigvalsh)
 def _(v: _Known, *, UPLO: Literal["L", "U"]) -> Any:
     eigh = _eigh(v)
-    return eigh if eigh is NotImplemented else eigh[:1]
+    return eigh if eigh is NotImplemented else eigh[0]
 
 
 @_knows(jnp.linalg.eigh)
@@ -157,7 +159,7 @@ def _(v: _Known) -> Any:
         return NotImplemented
     # JAX's releases differ in what is no number, so JAX computes it from the two numbers.
     ends = jnp.stack([singular_values[..., 0], singular_values[..., -1]], -1)
-    return [jnp.linalg.cond(jnp.where(jnp.eye(2, dtype=bool), ends[..., None], 0))]
+    return jnp.linalg.cond(jnp.where(jnp.eye(2, dtype=bool), ends[..., None], 0))
 
 
 @_knows(jnp.linalg.pinv)
@@ -174,13 +176,12 @@ def _pseudo_inverse(v: Any, tolerance: Any = None) -> Any:
     if tolerance is None:
         tolerance = default_tolerance(v)
     tolerance = jnp.asarray(tolerance, jnp.finfo(v.dtype).dtype)
-    return [PseudoInverse(v, jnp.broadcast_to(tolerance, v.shape[:-2]), v.dtype)]
+    return PseudoInverse(v, jnp.broadcast_to(tolerance, v.shape[:-2]), v.dtype)
 
 
 def _of(v: Any, hook: str, *args: Any) -> Any:
     """The result is a matrix that the type knows, of an inexact dtype."""
-    result = getattr(v, hook)(*args) if inexact(v) else NotImplemented
-    return result if result is NotImplemented else [result]
+    return getattr(v, hook)(*args) if inexact(v) else NotImplemented
 
 
 @_knows(jnp.linalg.inv)
@@ -200,7 +201,7 @@ def _(v: _Known) -> Any:
     dense = jaxrewrite.transform(lambda v: v.reshape(-1).reshape(v.shape))(v)
     if isinstance(dense, jaxrewrite.Value):
         return NotImplemented
-    return [jax.scipy.linalg.expm(dense)]
+    return jax.scipy.linalg.expm(dense)
 
 
 @_knows(jnp.linalg.norm)
@@ -211,8 +212,7 @@ def _(v: _Known, *, axis: int | tuple[int, ...] | None) -> Any:
     axes = tuple(sorted(x % v.ndim - v.ndim for x in axes))
     if axes not in (norms.ROWS, norms.COLUMNS, norms.BOTH):
         return NotImplemented
-    norm = norms.norm(v, axes)
-    return norm if norm is NotImplemented else [norm]
+    return norms.norm(v, axes)
 
 
 @_knows(jnp.diagonal)
@@ -223,14 +223,13 @@ def _(v: _Known, *, axis1: Literal[0, -2], axis2: Literal[1, -1]) -> Any:
 @_knows(jnp.trace)
 def _(v: _Known, *, axis1: Literal[0, -2], axis2: Literal[1, -1]) -> Any:
     diagonal = _diagonal(v, axis1, axis2)
-    return diagonal if diagonal is NotImplemented else [diagonal[0].sum(-1)]
+    return diagonal if diagonal is NotImplemented else diagonal.sum(-1)
 
 
 def _diagonal(v: Any, axis1: int, axis2: int) -> Any:
     if (axis1 % v.ndim, axis2 % v.ndim) != (v.ndim - 2, v.ndim - 1):
         return NotImplemented
-    diagonal = v.known_diagonal()
-    return diagonal if diagonal is NotImplemented else [diagonal]
+    return v.known_diagonal()
 
 
 # There are closed forms for triangles of these first diagonals.
@@ -245,4 +244,4 @@ def _(v: _Known, *, k: Literal[-1, 0, 1]) -> Any:
     if not isinstance(flipped, LinearAlgebra):
         return NotImplemented  # The transpose of a sum of arrays is an array.
     lower_part = _of(flipped, "known_lower_part", -k)
-    return lower_part if lower_part is NotImplemented else [swapped(lower_part[0])]
+    return lower_part if lower_part is NotImplemented else swapped(lower_part)

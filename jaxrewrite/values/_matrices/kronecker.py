@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import jaxrewrite
 from jaxrewrite import bind, register, same_structure, transform
 
-from .._base.structured import inexact, is_value
+from .._base.structured import inexact, is_value, padded, with_ndim
 from .algebra import (
     dense_cholesky,
     dense_eigh,
@@ -247,7 +247,7 @@ class Kronecker(Matrix):
         first, *rest = cholesky_factors
         if isinstance(first, Identity):
             first = first.as_multiple()  # It has a number, which may be NaN.
-        return Kronecker(jax.tree.map(lambda x: x * _beside(root, x), first), *rest)
+        return Kronecker(jax.tree.map(lambda x: x * with_ndim(root, x.ndim), first), *rest)
 
     def is_triangular(self, lower: bool) -> bool:
         parts = self.factors
@@ -315,8 +315,7 @@ class Kronecker(Matrix):
         fn = dense_singular_values
         sizes = [known_or(x, "known_singular_values", fn) for x in self.factors]
         size = functools.reduce(_outer_of_vectors, jaxrewrite.materialise(sizes))
-        missing = min(self.shape[-2:]) - size.shape[-1]
-        size = jnp.pad(size, [(0, 0)] * (size.ndim - 1) + [(0, missing)])
+        size = padded(size, -1, 0, min(self.shape[-2:]) - size.shape[-1])
         return -jnp.sort(-size, axis=-1)
 
     def known_spectrum(self) -> Any:
@@ -368,11 +367,7 @@ def _chosen(which: Any, x: Any, y: Any) -> Any:
     """
     if not same_structure(x, y):
         return y
-    return jax.tree.map(lambda x, y: jnp.where(_beside(which, x), x, y), x, y)
-
-
-def _beside(x: Any, leaf: Any) -> Any:
-    return x.reshape(*x.shape, *[1] * (leaf.ndim - x.ndim))
+    return jax.tree.map(lambda x, y: jnp.where(with_ndim(which, x.ndim), x, y), x, y)
 
 
 def _outer(a: Any, b: Any) -> Any:

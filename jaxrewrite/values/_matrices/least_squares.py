@@ -18,12 +18,7 @@ from .._base.structured import inexact
 from .algebra import LinearAlgebra, dot_of, on_fields
 from .low_rank import LowRank
 from .matrix import Matrix
-from .pseudo_inverse import (
-    ask_for_dense,
-    is_kept,
-    nan_unless_finite,
-    pseudo_inverse_times,
-)
+from .pseudo_inverse import ask_for_dense, is_kept, nan_unless_finite, pseudo_inverse_times
 from .scaled import Scaled
 from .sum import Sum
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, ArrayLike
 import jaxrewrite
 
 from .._base.contract import contract, in_dtype, transpose
-from .._base.structured import Structured
+from .._base.structured import Structured, padded
 from .algebra import LinearAlgebra, dot
 from .low_rank_factors import (
     RANK,
@@ -161,10 +161,7 @@ class LowRank(LinearAlgebra, Structured):
         if self.as_matrices() is None or self.shape[-2] != n or self.rank > n:
             return NotImplemented
         a, b = self.as_matrices()
-        eigenvalues = jnp.linalg.eigvals(b @ a)
-        return jnp.pad(
-            eigenvalues, [(0, 0)] * (eigenvalues.ndim - 1) + [(0, n - self.rank)]
-        )
+        return padded(jnp.linalg.eigvals(b @ a), -1, 0, n - self.rank)
 
     def known_reduced_svd(self) -> Any:
         """The decomposition of the small matrix between orthonormal columns and rows."""
@@ -186,8 +183,7 @@ class LowRank(LinearAlgebra, Structured):
         if self.as_matrices() is None or self.rank > min(self.shape[-2:]):
             return NotImplemented
         size = _singular_values(*self.as_matrices())
-        missing = min(self.shape[-2:]) - self.rank
-        return jnp.pad(size, [(0, 0)] * (size.ndim - 1) + [(0, missing)])
+        return padded(size, -1, 0, min(self.shape[-2:]) - self.rank)
 
     def as_matrices(self) -> Any:
         r"""The factors of shapes (\*batch, n, r) and (\*batch, r, m), if they are matrices."""

@@ -15,6 +15,7 @@ from jax import lax
 
 from .._base.contract import contract, transpose
 from .._base.sizes import is_at_most, is_less
+from .._base.structured import padded
 
 
 RANK = "rank"
@@ -96,8 +97,7 @@ def resized(f: Factor, label: Any, low: int, high: int) -> Factor:
     """A factor with zeros added before and after its entries along an axis."""
     if not (low or high):
         return f
-    widths = [(low, high) if axis == label else (0, 0) for axis in f.labels]
-    return Factor(jnp.pad(f.x, widths), f.labels)
+    return Factor(padded(f.x, f.labels.index(label), low, high), f.labels)
 
 
 def alike(label: Any, *fs: Factor) -> list[Factor]:

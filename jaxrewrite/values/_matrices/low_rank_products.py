@@ -13,7 +13,7 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 from jaxrewrite import ArrayValue
 
-from .._base.contract import contract, intermediate, labels, transpose
+from .._base.contract import Labels, contract, intermediate, labels, transpose
 from .._base.linear import multiply_by_parts
 from .._base.ragged import contract_groups, groups_of
 from .._base.structured import inexact
@@ -72,15 +72,9 @@ def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
     v, labels_of_v, other, labels_of_other = (
         (y, names.y, x, names.x) if is_second else (x, names.x, y, names.y)
     )
-    pair = tuple(
-        Factor(f.x, tuple(by_axis(f, labels_of_v, RANK))) for f in factors(of_one_dtype(v))
+    first, second, middle = _in_order(
+        v, labels_of_v, other.shape, labels_of_other, names.out, is_second
     )
-    # The order of the factors that takes fewer multiplications.
-    _, i, middle = min(
-        step(f, g, other.shape, labels_of_other, names.out, i, is_second)
-        for i, (f, g) in enumerate((pair, pair[::-1]))
-    )
-    first, second = pair[i], pair[1 - i]
     x = contract(
         first.x, first.labels, other, labels_of_other, middle, **intermediate(params)
     )
@@ -108,14 +102,9 @@ def ragged_dot(
     params = {"precision": precision, "preferred_element_type": preferred_element_type}
     if groups is None or not inexact(v):
         return NotImplemented
-    pair = tuple(
-        Factor(f.x, tuple(by_axis(f, groups.y, RANK))) for f in factors(of_one_dtype(v))
+    first, second, middle = _in_order(
+        v, groups.y, jnp.shape(x), groups.x, groups.out, is_second=True
     )
-    _, i, middle = min(
-        step(f, g, jnp.shape(x), groups.x, groups.out, i, True)
-        for i, (f, g) in enumerate((pair, pair[::-1]))
-    )
-    first, second = pair[i], pair[1 - i]
     middle = tuple(label for label in middle if label != groups.group)
     y = contract_groups(
         x, groups.x, first.x, first.labels, middle, groups, **intermediate(params)
@@ -123,24 +112,30 @@ def ragged_dot(
     return contract_groups(y, middle, second.x, second.labels, groups.out, groups, **params)
 
 
-def step(
-    first: Factor,
-    second: Factor,
+def _in_order(
+    v: LowRank,
+    labels_of_v: Labels,
     shape: Sequence[int],
-    others: Sequence[Any],
-    out: Sequence[Any],
-    which: int,
+    others: Labels,
+    out: Labels,
     is_second: bool,
-) -> tuple[int, int, tuple[Any, ...]]:
-    """The cost of a product with ``first`` and then ``second``, and the axes in between."""
-    sizes = sizes_of(first, second) | dict(zip(others, shape, strict=True))
-    kept = {*out, *second.labels}
-    operands = (others, first.labels) if is_second else (first.labels, others)
-    batch = [label for label in first.labels if label in others and label in kept]
-    free = [label for labels in operands for label in labels if label in kept]
-    middle = tuple(dict.fromkeys(batch + free))
-    cost = sum(
-        math.prod(sizes[label] for label in {*xs, *ys})
-        for xs, ys in ((first.labels, others), (middle, second.labels))
-    )
-    return cost, which, middle
+) -> tuple[Factor, Factor, Labels]:
+    """The factors in the order that takes fewer multiplications, and the axes in between."""
+    pair = [
+        Factor(f.x, tuple(by_axis(f, labels_of_v, RANK))) for f in factors(of_one_dtype(v))
+    ]
+    sizes = sizes_of(*pair) | dict(zip(others, shape, strict=True))
+
+    def between(first: Factor, second: Factor) -> Labels:
+        kept = {*out, *second.labels}
+        operands = (others, first.labels) if is_second else (first.labels, others)
+        batch = [label for label in first.labels if label in others and label in kept]
+        free = [label for labels in operands for label in labels if label in kept]
+        return tuple(dict.fromkeys(batch + free))
+
+    def cost(first: Factor, second: Factor, middle: Labels) -> int:
+        steps = (first.labels, others), (middle, second.labels)
+        return sum(math.prod(sizes[label] for label in {*xs, *ys}) for xs, ys in steps)
+
+    orders = [(f, g, between(f, g)) for f, g in (pair, pair[::-1])]
+    return min(orders, key=lambda order: cost(*order))

@@ -373,6 +373,14 @@ def check_square(cls: str, field: str, x: Any) -> None:
         raise ValueError(f"{cls}: {field} has shape {shape}, which is not square.")
 
 
+def check_has_matrices(cls: str, field: str, x: Any) -> None:
+    """Raise a `ValueError` unless an array has the two axes of a matrix, and others before them."""
+    if jnp.ndim(x) < 2:
+        raise ValueError(
+            f"{cls}: {field} has shape {jnp.shape(x)}, but needs two axes or more."
+        )
+
+
 # --- arrays along an axis ---------------------------------------------------------------
 
 

@@ -29,6 +29,7 @@ from .._base.structured import (
     nothing,
     nothing_field,
     one_where,
+    with_ndim,
     zero_unless,
 )
 from .determinant import Determinant
@@ -176,9 +177,6 @@ class Diagonal(OnDiagonal):
     def at(self, i: Any, j: Any) -> Any:
         return zero_unless(i == j, self.d[i])
 
-    def as_diagonal(self) -> Diagonal:
-        return self
-
     def join(self, other: Any) -> Any:
         """The join with a multiple of the identity, which is diagonal, too."""
         if not isinstance(other, MultipleOfIdentity):
@@ -239,6 +237,12 @@ class MultipleOfIdentity(OnDiagonal):
 
     def as_multiple(self) -> ScalarMatrix:
         return ScalarMatrix(self.c, self.rows)
+
+    def at(self, i: Any, j: Any) -> Any:
+        return zero_unless(i == j, self.c)
+
+    def known_diagonal(self) -> Any:
+        return jnp.broadcast_to(self.c[..., None], (*self.c.shape, self.rows))
 
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
         if all(isinstance(x, MultipleOfIdentity) for x in others):
@@ -351,9 +355,6 @@ class Identity(MultipleOfIdentity):
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return x
 
-    def at(self, i: Any, j: Any) -> Any:
-        return (i == j).astype(self.of_dtype)
-
     def join(self, other: Any) -> Any:
         if isinstance(other, Identity):
             return NotImplemented
@@ -374,9 +375,6 @@ class Identity(MultipleOfIdentity):
 
     def cast(self, dtype: Any) -> Any:
         return Identity(self.rows, jnp.dtype(dtype), self.of_batch)
-
-    def known_diagonal(self) -> Any:
-        return jnp.ones((*self.of_batch, self.rows), self.of_dtype)
 
     @property
     def is_hermitian(self) -> bool:
@@ -448,14 +446,7 @@ class ScalarMatrix(MultipleOfIdentity):
         return self.as_diagonal().materialise()
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
-        return self._beside(x) * x
-
-    def _beside(self, x: Any) -> Any:
-        """The numbers, to broadcast over an array with the same batch axes in front."""
-        return self.c.reshape(*self.c.shape, *[1] * (x.ndim - self.c.ndim))
-
-    def known_diagonal(self) -> Any:
-        return jnp.broadcast_to(self.c[..., None], (*self.c.shape, self.rows))
+        return with_ndim(self.c, x.ndim) * x
 
     def lift_tangent(self, tangent: Any) -> Any:
         return NotImplemented  # The entries on the diagonal repeat.
@@ -467,14 +458,11 @@ class ScalarMatrix(MultipleOfIdentity):
             (self.as_diagonal(), other) if isinstance(other, Diagonal) else NotImplemented
         )
 
-    def at(self, i: Any, j: Any) -> Any:
-        return zero_unless(i == j, self.c)
-
     def scaled_rows(self, factors: Any) -> Any:
         return Diagonal(self.c[..., None] * factors)
 
     def solve(self, x: Any, axis: int) -> Any:
-        return x / self._beside(x)
+        return x / with_ndim(self.c, x.ndim)
 
     def known_svd(self) -> Any:
         unitary = ScalarMatrix(_phase(self.c), self.rows)

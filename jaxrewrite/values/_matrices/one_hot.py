@@ -29,7 +29,7 @@ from .._base.structured import (
     total,
     zero_unless,
 )
-from .matrix import Matrix, on_axis
+from .matrix import Matrix, check_has_matrices, on_axis
 from .monomial import Permutation, or_zero
 
 
@@ -217,10 +217,7 @@ class OneHot(Rows):
         >>> OneHot.from_dense(jnp.eye(4)[1:3]).indices
         Array([1, 2], dtype=int32)
         """
-        if jnp.ndim(matrix) < 2:
-            raise ValueError(
-                f"OneHot: matrix has shape {jnp.shape(matrix)}, but needs two axes or more."
-            )
+        check_has_matrices("OneHot", "matrix", matrix)
         if disproved(are_rows_of_identity, matrix):
             raise ValueError("OneHot: matrix has rows that are not rows of the identity.")
         return cls(jnp.argmax(matrix, -1), matrix.shape[-1], -1, jnp.result_type(matrix))

@@ -102,10 +102,7 @@ class Product(Matrix):
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         for factor in reversed(self.factors):
-            xs = tuple(range(x.ndim))
-            labels = (*xs[: factor.ndim - 2], "row", axis)
-            out = tuple("row" if label == axis else label for label in xs)
-            x = contract(x, xs, factor, labels, out, precision=precision)
+            x = apply_dense(factor, x, axis, precision)
         return x
 
     def transposed(self) -> Any:

@@ -216,20 +216,15 @@ def _keeps_entries(v: Matrix, primitive: Any, params: Any, *zeros: Any) -> bool:
     return v.entries == "all"
 
 
-def zip_entries(primitive: Any, x: Any, y: Any, **params: Any) -> Any:
-    """A function of two matrices of one structure, entry by entry."""
-    if not x.same_pattern(y) or not _keeps_entries(
-        x, primitive, params, *map(_zero, (x, y))
-    ):
-        return NotImplemented
-    return x.map_entries(lambda a, b: bind(primitive, a, b, **params), y)
-
-
 @register(*[name for name in primitives.BINARY if name not in primitives.ADDITIVE])
 def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
+    """A product, or another function of two matrices of one structure."""
     if primitive.name == "mul":
         return times_matrix(x, y)
-    return zip_entries(primitive, x, y, **params)
+    zeros = _zero(x), _zero(y)
+    if not x.same_pattern(y) or not _keeps_entries(x, primitive, params, *zeros):
+        return NotImplemented
+    return x.map_entries(lambda a, b: bind(primitive, a, b, **params), y)
 
 
 _NONLINEAR = [
@@ -443,8 +438,7 @@ def _(v: Matrix, *starts: Array, slice_sizes: Any) -> Any:
         return NotImplemented
     sizes = zip(starts, slice_sizes, v.shape, strict=True)
     return _block(
-        v,
-        *(in_range(start, n - size + 1) + jnp.arange(size) for start, size, n in sizes),
+        v, *(in_range(start, n - size + 1) + jnp.arange(size) for start, size, n in sizes)
     )
 
 

@@ -14,7 +14,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, transform
 
 from .._base.linear import Linear
-from .._base.structured import fields_of, inexact, is_number
+from .._base.structured import fields_of, inexact, is_number, with_ndim
 from .algebra import (
     LinearAlgebra,
     diagonal_of,
@@ -103,9 +103,7 @@ class Scaled(LinearAlgebra, Linear):
 
     def factor(self) -> Any:
         """The number, or one for each element of a batch, with as many axes as the array."""
-        number = self.number
-        ones = [1] * (len(self.x.shape) - number.ndim)
-        return jnp.reshape(number, (*number.shape, *ones))
+        return with_ndim(self.number, len(self.x.shape))
 
     def rescaled(self, scale: Any) -> Scaled:
         """The array with another number, or other numbers, as its scale."""
@@ -289,9 +287,7 @@ class Scaled(LinearAlgebra, Linear):
     def solve(self, x: Any, axis: int) -> Any:
         if not self.solvable:
             return super().solve(x, axis)
-        solution = self.x.solve(x, axis)
-        scale = self.number
-        return solution / scale.reshape(*scale.shape, *[1] * (x.ndim - scale.ndim))
+        return self.x.solve(x, axis) / with_ndim(self.number, x.ndim)
 
 
 def multiple(x: Any, scale: Any) -> Scaled:
@@ -327,8 +323,7 @@ def _(x: Scaled, y: Array, *, dimension_numbers: Any, **params: Any) -> Any:
         return NotImplemented
     operands = [z.x if isinstance(z, Scaled) else z for z in (x, y)]
     product = bind("dot_general", *operands, dimension_numbers=dimension_numbers, **params)
-    scale = scale.reshape(*scale.shape, *[1] * (product.ndim - scale.ndim))
-    return (product * scale).astype(product.dtype)
+    return (product * with_ndim(scale, product.ndim)).astype(product.dtype)
 
 
 @register("transpose")

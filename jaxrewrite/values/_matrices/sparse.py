@@ -32,7 +32,7 @@ from jaxrewrite._display import brief
 from .._base.sizes import are_known, least_bound
 from .._base.structured import alike, concrete, is_known, on_known, over_batch, zero_unless
 from .iterative import BY_PRODUCTS
-from .matrix import Matrix, apply_dense
+from .matrix import Matrix, apply_dense, check_has_matrices
 from .monomial import Diagonal, Identity
 from .sparse_products import is_vector, product, transposed_product
 
@@ -175,8 +175,7 @@ class Sparse(Matrix):
         >>> Sparse.from_dense(jnp.eye(100), format="bcsr")
         Sparse<f32[100,100], 1.2 kB>(data=f32[100], indices=i32[100], indptr=i32[101], sizes=(100, 100), by_columns=False)
         """
-        if jnp.ndim(w) < 2:
-            raise ValueError(f"Sparse: w has shape {jnp.shape(w)}, but needs two axes.")
+        check_has_matrices("Sparse", "w", w)
         if format not in ("bcoo", "bcsr", "bcsc"):
             raise ValueError(f"Sparse: format is {format!r}, not 'bcoo', 'bcsr' or 'bcsc'.")
         if is_known(w):

@@ -19,13 +19,7 @@ from .algebra import dot_of, known_of, on_fields
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .matrix import swapped
-from .monomial import (
-    Diagonal,
-    Identity,
-    MultipleOfIdentity,
-    OnDiagonal,
-    svd_of_spectrum,
-)
+from .monomial import Diagonal, Identity, MultipleOfIdentity, OnDiagonal, svd_of_spectrum
 from .scaled import Scaled
 from .sum import Sum, solves_sums
 

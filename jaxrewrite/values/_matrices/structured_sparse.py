@@ -17,7 +17,7 @@ from jaxrewrite import register
 from .._base import in_blocks
 from .._base.sizes import check_flag
 from .._base.structured import are_below, disproved, total, zero_unless
-from .matrix import Matrix, apply_dense
+from .matrix import Matrix, apply_dense, check_has_matrices
 
 
 class NMSparse(Matrix):
@@ -129,13 +129,12 @@ class NMSparse(Matrix):
             If m does not divide the number of rows, n is not between 1 and m, or w has NaN
             entries.
         """
-        shape = jnp.shape(w)
-        if len(shape) < 2:
-            raise ValueError(f"NMSparse: w has shape {shape}, but needs two axes.")
+        check_has_matrices("NMSparse", "w", w)
         if not 1 <= n <= m:
             raise ValueError(f"NMSparse: n is {n}, which is not between 1 and m, {m}.")
-        if shape[-2] % m:
-            raise ValueError(f"NMSparse: m is {m}, which does not divide {shape[-2]} rows.")
+        rows = jnp.shape(w)[-2]
+        if rows % m:
+            raise ValueError(f"NMSparse: m is {m}, which does not divide {rows} rows.")
         if disproved(_are_numbers, w):
             raise ValueError("NMSparse: w has NaN entries.")
         v = _pruned(w, n, m)
@@ -177,10 +176,6 @@ class NMSparse(Matrix):
     def with_values(self, values: Any) -> Self:
         """The matrix with other entries at the same places."""
         return jax.tree.unflatten(jax.tree.structure(self), [values, self.indices])
-
-    def map_both(self, fn: Callable[[Any], Any]) -> Self:
-        """The matrix after a function of each of the two leaves."""
-        return jax.tree.map(fn, self)
 
     def aval(self) -> Any:
         *batch, groups, _, k = self.values.shape
@@ -261,7 +256,7 @@ class NMSparse(Matrix):
     def rows_at(self, i: Any) -> Any:
         """The rows at indices, as an array."""
         if self.in_rows:
-            columns = self.map_both(lambda x: x[..., i.reshape(-1)])
+            columns = jax.tree.map(lambda x: x[..., i.reshape(-1)], self)
             return columns.materialise().reshape(*i.shape, self.shape[-1])
         group = i // self.m
         here = self.offsets[group] == (i % self.m)[..., None, None]
@@ -328,7 +323,7 @@ def _(v: NMSparse, *, start_indices: Any, limit_indices: Any, strides: Any) -> A
     if rows.step != 1 or rows.start % v.m or rows.stop % v.m:
         return NotImplemented
     groups = slice(rows.start // v.m, rows.stop // v.m)
-    return v.map_both(lambda x: x[(*cut[:-2], groups, slice(None), cut[other])])
+    return jax.tree.map(lambda x: x[(*cut[:-2], groups, slice(None), cut[other])], v)
 
 
 @register("dynamic_slice")
@@ -340,9 +335,8 @@ def _(v: NMSparse, *starts: Array, slice_sizes: Any) -> Any:
     sizes = (*slice_sizes[:-2], groups, kept, slice_sizes[other])
     zero = jnp.zeros_like(starts[other])
     begin = (*starts[:-2], zero, zero, starts[other])
-    return v.map_both(
-        lambda x: lax.dynamic_slice(x, begin, sizes, allow_negative_indices=False)
-    )
+    cut = lambda x: lax.dynamic_slice(x, begin, sizes, allow_negative_indices=False)
+    return jax.tree.map(cut, v)
 
 
 @register("concatenate")

@@ -21,11 +21,12 @@ from .._base.structured import (
     inexact,
     nothing,
     nothing_field,
+    padded,
     promoted,
 )
 from .determinant import Determinant
 from .iterative import BY_PRODUCTS
-from .matrix import Matrix, apply_dense, check_square, on_axis
+from .matrix import Matrix, apply_dense, check_has_matrices, check_square, on_axis
 from .monomial import MultipleOfIdentity, sorted_svd, svd_of_spectrum
 
 
@@ -111,10 +112,7 @@ class Toeplitz(Matrix):
                   [0. 1. 0. 0. 0.]
                   [0. 0. 1. 0. 0.]], dtype=float32)
         """
-        if jnp.ndim(matrix) < 2:
-            raise ValueError(
-                f"Toeplitz: matrix has shape {jnp.shape(matrix)}, but needs two axes."
-            )
+        check_has_matrices("Toeplitz", "matrix", matrix)
         if differs(matrix, lambda matrix: Toeplitz(matrix[..., 0], matrix[..., 0, :])):
             raise ValueError("Toeplitz: matrix is not constant along its diagonals.")
         return cls(matrix[..., 0], matrix[..., 0, :])
@@ -162,12 +160,11 @@ class Toeplitz(Matrix):
         wide = _wide(self.dtype) if inexact(self.column) else self.dtype
         blocks = -(-n // m) + 1
         diagonals = self.diagonals().astype(wide)
-        diagonals = _extended(diagonals, 0, blocks * m - diagonals.shape[-1]).reshape(
-            *self.batch, blocks, m
-        )
+        diagonals = padded(diagonals, -1, 0, blocks * m - diagonals.shape[-1])
+        diagonals = diagonals.reshape(*self.batch, blocks, m)
         ends = lax.cumsum(diagonals[..., :-1, :], diagonals.ndim - 1, reverse=True)
         starts = lax.cumsum(diagonals[..., 1:, :-1], diagonals.ndim - 1)
-        sums = ends + _extended(starts, 1, 0)
+        sums = ends + padded(starts, -1, 1, 0)
         return sums.reshape(*self.batch, (blocks - 1) * m)[..., :n].astype(self.dtype)
 
     def transposed(self) -> Any:
@@ -433,11 +430,6 @@ class _Fourier(Matrix):
 def _(v: _Fourier, **params: Any) -> Any:
     batch = batch_of("_Fourier", v._nothing)
     return _Fourier(v.rows, v.of_dtype, batch, not v.conjugated)
-
-
-def _extended(x: Any, before: int, after: int) -> Any:
-    """The array with zeros before and after the entries of its last axis."""
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(before, after)])
 
 
 def _repeated(x: Any, n: int) -> Any:

@@ -196,11 +196,7 @@ class Triangular(Matrix):
 
     def _solve(self, b: Any) -> Any:
         return lax.linalg.triangular_solve(
-            self.x,
-            b,
-            left_side=True,
-            lower=self._triangle.lower,
-            transpose_a=self.flipped,
+            self.x, b, left_side=True, lower=self._triangle.lower, transpose_a=self.flipped
         )
 
     def solve(self, x: Any, axis: int) -> Any:

@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 import jaxrewrite
 
-from .._base.structured import promoted
+from .._base.structured import padded, promoted
 from .dora import Dora
 from .lora import Lora
 from .rescaled import Rescaled
@@ -102,12 +102,9 @@ def _nearest(x: Any, axes: WeightAxes, adapter: Adapter) -> tuple[Array, Array]:
     matrix = moved.reshape(*batch, math.prod(rows), math.prod(cols))
     u, s, vh = jnp.linalg.svd(matrix, full_matrices=False)
     more = max(rank - s.shape[-1], 0)  # A change of a higher rank than the weight has.
-    pad = lambda y, axis: jnp.pad(
-        y, [(0, more if i == axis else 0) for i in range(-y.ndim, 0)]
-    )
     root = jnp.sqrt(s / adapter.scale)
-    a = pad(u * root[..., None, :], -1)[..., :rank]
-    b = pad(root[..., None] * vh, -2)[..., :rank, :]
+    a = padded(u * root[..., None, :], -1, 0, more)[..., :rank]
+    b = padded(root[..., None] * vh, -2, 0, more)[..., :rank, :]
     a, b = a.reshape(*batch, *rows, rank), b.reshape(*batch, rank, *cols)
     return a.astype(x.dtype), b.astype(x.dtype)
 

@@ -24,6 +24,7 @@ from jaxtyping import Array, Float32, Int8
 
 from .._base.contract import Labels, along_result, contract, transpose
 from .._base.placement import may_be_split
+from .._base.structured import padded
 
 
 _BASE = 256
@@ -176,7 +177,7 @@ def integer_products(q: Any, x: Any, qs: Labels, xs: Labels, out: Labels) -> Any
     rows, count = math.prod(n for label, n in of_axes if label not in qs), len(x)
     if isinstance(rows, int) and 0 < rows * count < LEAST_ROWS:
         more = math.ceil(LEAST_ROWS / rows) - count
-        x = jnp.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)])
+        x = padded(x, 0, 0, more)
     # XLA on a CPU multiplies entry by entry if the first operand is summed over another axis
     # than its last ones.
     xs, out = ("stacked", *xs), ("stacked", *out)

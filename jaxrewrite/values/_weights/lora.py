@@ -166,15 +166,12 @@ class Lora(Adapted):
         if change is NotImplemented:
             return NotImplemented
         own: Any = {name: getattr(change, name) for name in ("a", "b", "rows", "cols")}
-        whole = self.w if self._has_whole_base() else _base(self)
+        whole = self.w if self.w.ndim == self.ndim else _base(self)
         return dataclasses.replace(self, w=whole, **own)
 
     def _image(self, w: Any, change: LowRank, frozen: bool) -> Lora:
         """What a linear map makes of it, given the images of its parts."""
         return Lora(w, change.a, change.b, self.scale, change.rows, change.cols, frozen)
-
-    def _has_whole_base(self) -> bool:
-        return self.w.ndim == self.a.ndim - 1 + len(self.cols)
 
     def leaf_specs(self, spec: Any) -> Lora:
         change = self.change.leaf_specs(spec)

@@ -35,9 +35,6 @@ class Moment(Structured):
 
     axes = {"codes": "...", "scale": ".../block"}
 
-    def aval(self) -> Any:
-        return jax.core.ShapedArray(jnp.shape(self.codes), jnp.dtype(self.of_dtype))
-
     def materialise(self) -> Any:
         wide = self.scale.dtype
         scale = _of_entries(self.scale, self.codes)
@@ -65,11 +62,7 @@ class QuantisedState(NamedTuple):
 
 
 def quantised_moments(
-    optimiser: Any,
-    key: Any,
-    *,
-    block: int = 64,
-    least: int = 4096,
+    optimiser: Any, key: Any, *, block: int = 64, least: int = 4096
 ) -> Any:
     r"""Keep the moments of an optimiser of Optax in 8 bits.
 

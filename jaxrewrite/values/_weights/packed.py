@@ -18,7 +18,13 @@ import jaxrewrite
 from jaxrewrite.extend import Zeros
 
 from .._base.gathers import axes_written, fills
-from .._base.structured import Structured, is_value, on_dense, with_standard_promotion
+from .._base.structured import (
+    Structured,
+    is_value,
+    on_dense,
+    padded,
+    with_standard_promotion,
+)
 
 
 class Packed(Structured):
@@ -107,8 +113,7 @@ class Integers(Packed):
     def pack(cls, x: Any, bits: int, axis: int = -1) -> Self:
         """Pack integers that have so many bits."""
         padding = -x.shape[axis] % cls.group
-        codes = jnp.moveaxis(x, axis, -1)
-        codes = jnp.pad(codes, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
+        codes = padded(jnp.moveaxis(x, axis, -1), -1, 0, padding)
         groups = (codes.shape[-1] // cls.group, cls.group)
         bytes_ = cls.bytes_of_groups(codes.reshape(*codes.shape[:-1], *groups), bits)
         return cls(jnp.moveaxis(bytes_, -2, axis - 1), axis, padding)

@@ -32,19 +32,14 @@ _SMALLEST = 2**19
 
 
 @jaxrewrite.register("ragged_dot_general")
-def _(
-    x: ArrayLike,
-    v: Coded,
-    sizes: ArrayLike,
-    *,
-    primitive,
-    **params,
-) -> Any:
+def _(x: ArrayLike, v: Coded, sizes: ArrayLike, *, primitive, **params) -> Any:
     groups = groups_of(x, v, sizes, **params)
     if groups is None or v.sees_operands:
         return NotImplemented
     x, sizes = map(jnp.asarray, (x, sizes))
-    terms = _terms_of_each(groups, **params).of(v, x)
+    of_weight = tuple(label for label in groups.y if label != groups.group)
+    how = params["preferred_element_type"], params["precision"]
+    terms = Terms(of_weight, groups.x, groups.out, *how).of(v, x)
 
     def multiply(x: Any, v: Coded, sizes: Any) -> Any:
         return primitive.bind(x, v.materialise(), sizes, **params)
@@ -54,13 +49,6 @@ def _(
         return at_once(x, v, sizes)
     one_by_one = functools.partial(_one_by_one, groups=groups, terms=terms)
     return lax.platform_dependent(x, v, sizes, cpu=one_by_one, default=at_once)
-
-
-def _terms_of_each(
-    groups: Groups, *, precision: Any, preferred_element_type: Any, **params: Any
-) -> Terms:
-    of_weight = tuple(label for label in groups.y if label != groups.group)
-    return Terms(of_weight, groups.x, groups.out, preferred_element_type, precision)
 
 
 def _one_by_one(x: Any, v: Coded, sizes: Any, groups: Groups, terms: Terms) -> Any:

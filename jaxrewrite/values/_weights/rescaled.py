@@ -137,10 +137,7 @@ def _(x: Rescaled, y: ArrayLike, *, dimension_numbers, primitive, **params) -> A
     v = seen.v
     along = {seen.of_v[i] for i in v.scaled_axes()}
     multiply = lambda other: jaxrewrite.bind(
-        primitive,
-        *seen.operands(v.w, other),
-        dimension_numbers=dimension_numbers,
-        **params,
+        primitive, *seen.operands(v.w, other), dimension_numbers=dimension_numbers, **params
     )
     if along.issubset(seen.out):
         product = multiply(seen.other)
@@ -152,14 +149,7 @@ def _(x: Rescaled, y: ArrayLike, *, dimension_numbers, primitive, **params) -> A
 
 
 @jaxrewrite.register("ragged_dot_general")
-def _(
-    x: ArrayLike,
-    v: Rescaled,
-    sizes: ArrayLike,
-    *,
-    primitive,
-    **params,
-) -> Any:
+def _(x: ArrayLike, v: Rescaled, sizes: ArrayLike, *, primitive, **params) -> Any:
     """Multiply each row before the product, or after it, by the numbers of its group."""
     groups = groups_of(x, v, sizes, **params)
     if groups is None:
