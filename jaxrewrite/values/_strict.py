@@ -43,6 +43,9 @@ class WithZeros(Structured):
 
     x: Any
 
+    def aval(self) -> Any:
+        return self.x.aval() if isinstance(self.x, ArrayValue) else self.x.aval
+
     def materialise(self) -> Any:
         return self.x
 

@@ -60,6 +60,9 @@ class Dropped(Structured):
     def __post_init__(self) -> None:
         check_blocks("Dropped", w=self.w, seed=self.seed)
 
+    def aval(self) -> Any:
+        return jax.core.ShapedArray(self.w.shape, self.w.dtype)
+
     def materialise(self) -> Any:
         return self.w
 

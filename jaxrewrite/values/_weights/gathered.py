@@ -181,6 +181,9 @@ class Watched(Structured):
         turn = jnp.zeros((1,) * w.ndim, bool) if is_looking else jnp.asarray(turn)
         return cls(jnp.asarray(w), tuple(where), turn, record, is_looking)
 
+    def aval(self) -> Any:
+        return jax.core.ShapedArray(self.w.shape, self.w.dtype)
+
     def materialise(self) -> Any:
         return self.w
 

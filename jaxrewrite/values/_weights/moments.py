@@ -35,6 +35,9 @@ class Moment(Structured):
 
     axes = {"codes": "...", "scale": ".../block"}
 
+    def aval(self) -> Any:
+        return jax.core.ShapedArray(jnp.shape(self.codes), jnp.dtype(self.of_dtype))
+
     def materialise(self) -> Any:
         wide = self.scale.dtype
         scale = _of_entries(self.scale, self.codes)

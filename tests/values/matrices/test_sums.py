@@ -868,3 +868,13 @@ def test_sums_of_a_matrix_and_itself():
     whole = Kronecker(jnp.array([[3, 1]]), jnp.array([[1], [2]]))
     allowed = jaxrewrite.transform(lambda v: v + v, materialise="allow")
     assert_same(jaxrewrite.materialise(allowed(whole)), 2 * whole.materialise())
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_a_stack_of_multiples_times_an_array_multiplies_the_products(flip):
+    """Each by its own number, without the product of the number and the matrix."""
+    stack = jaxrewrite.stack([Scaled(Diagonal(normal(4)), x) for x in normal(3)])
+    assert stack.number.shape == (3,)
+    x = normal(3, 4, 2)
+    fn = (lambda v, x: jnp.swapaxes(x, 1, 2) @ v) if flip else jnp.matmul
+    assert_same(forbid(fn)(stack, x), fn(jaxrewrite.materialise(stack), x), 1e-9)
