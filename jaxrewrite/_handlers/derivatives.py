@@ -636,15 +636,18 @@ def dual(tangent: Value) -> Value:
     """
     aval = aval_of(tangent)
     divide = transform(lambda x: jnp.ones((), aval.dtype) / x, materialise="forbid")
-    # A matrix with structure may have no inverse entry by entry, and it has no such metadata.
+    # A matrix with structure may have no inverse entry by entry. Its fields have the metadata.
     has_none = lambda x: is_value(x) and can_be_dense(on_avals(x))
     inside, treedef = tree_flatten(tangent, has_none)
     try:
         inverse = jax.eval_shape(divide, tree_unflatten(treedef, avals_of(inside)))
     except Exception:  # noqa: BLE001 - a type that is never dense raises anything
-        return tangent
-    is_alike = is_value(inverse) and len(tree_leaves(inverse)) == len(inside)
-    return tree_unflatten(tree_structure(inverse), inside) if is_alike else tangent
+        inverse = None
+    if is_value(inverse) and len(tree_leaves(inverse)) == len(inside):
+        return tree_unflatten(tree_structure(inverse), inside)
+    fields, treedef = parts(tangent)
+    is_never_dense = lambda x: is_value(x) and not can_be_dense(on_avals(x))
+    return tree_unflatten(treedef, [dual(x) if is_never_dense(x) else x for x in fields])
 
 
 def _meeting(

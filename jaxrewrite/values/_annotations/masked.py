@@ -28,6 +28,7 @@ from .._base.structured import inexact
 from .declaration import MOVING, Annotated, annotation_rule, highest, like, lowest
 from .operators import Carrying
 from .unitful import Unitful, array_of, needs_units
+from .units import UnitsError
 
 
 class Masked(Carrying):
@@ -46,7 +47,7 @@ class Masked(Carrying):
     in `numpy.ma.dot`; all other entries are taken to be finite. Cumulative sums skip missing entries and leave them missing.
     What adds to entries of an array, such as ``x.at[i].add(y)`` or ``jax.ops.segment_sum``, is no
     reduction: as in :math:`x + y`, an entry is missing if any of its terms is.
-    ``sort`` puts them last. A result of ``where`` is missing if the condition or the chosen
+    ``sort`` puts them last, and so first if it is descending. A result of ``where`` is missing if the condition or the chosen
     entry is missing. The numbers under the mask are never used and may be anything, such as
     NaN. Unlike in `numpy.ma`, a division by zero does not mask its result.
 
@@ -70,7 +71,7 @@ class Masked(Carrying):
     Other functions that divide by the number of entries count those that are missing, because
     that number is part of the program. So there is a `TypeError` where a program calls
     ``jnp.quantile``, ``percentile``, ``cov``, ``corrcoef`` or `jax.nn.standardize`, or the three
-    with ``where=`` or under derivatives in the program; divides the sum of n entries by the number n, as ``jnp.mean`` and
+    with ``where=``, under derivatives in the program, or under a ``jax.vmap`` along another axis than the first; divides the sum of n entries by the number n, as ``jnp.mean`` and
     ``average`` do; or divides a sum of weighted or chosen entries by an array, as they do with
     ``weights=`` and ``where=``. `mean` is the mean of the entries that are not missing, and
     ``x.sum() * (1 / n)`` is one of all entries. ``jnp.nanmean`` counts those that are there.
@@ -204,8 +205,11 @@ def _finite(array: Any, mask: Any) -> Masked:
     """A result whose missing entries would be 0 or infinite, because nothing is there.
 
     It has ones in their places. At these the derivatives of most functions are finite, and a
-    gradient takes zero times a derivative for a missing entry.
+    gradient takes zero times a derivative for a missing entry. What else carries something has
+    zeros there, which need no units.
     """
+    if isinstance(array, jaxrewrite.Value):
+        return Masked(jaxrewrite.transform(_fill)(array, mask, 0), mask)
     return Masked(_fill(array, mask, 1), mask)
 
 
@@ -245,15 +249,25 @@ def _entry_by_entry(*operands: Any, primitive: Any, **params: Any) -> Any:
 
 def _weighted(primitive: Any, operands: Sequence[Any]) -> tuple[int, bool] | None:
     """The terms of entries that a plain array weighs, or that stay what they are."""
-    if primitive.name == "convert_element_type":
-        return _terms(operands[0])
-    plain = [x for x in operands if not isinstance(x, Masked) and jnp.ndim(x)]
-    is_weighted = primitive.name == "mul" and plain
+    plain = [x for x in operands if not isinstance(x, Masked)]
+    is_multiple = len(plain) == len(operands) - 1 and not any(map(jnp.ndim, plain))
+    if primitive.name in _MULTIPLES and is_multiple:
+        return _terms_of_any(operands)
+    is_weighted = primitive.name == "mul" and any(map(jnp.ndim, plain))
     return (1, True) if is_weighted else None
+
+
+# Of a sum they are the sums of multiples, if the other operand is a number.
+_MULTIPLES = {"convert_element_type", "neg", "real", "imag", "conj", "abs", "mul", "div"}
 
 
 def _terms(x: Any) -> tuple[int, bool] | None:
     return x.terms if isinstance(x, Masked) else None
+
+
+def _terms_of_any(operands: Sequence[Any]) -> tuple[int, bool] | None:
+    """The terms of the first of some operands that is a sum."""
+    return next(filter(None, map(_terms, operands)), None)
 
 
 @annotation_rule(Masked, "div")
@@ -330,7 +344,7 @@ def _median(x: Masked, *, axis: int | tuple[int, ...] | None, keepdims: bool) ->
     """Of the entries that are there, and NaN if one of them is; missing if there are none."""
     is_missing, counted = x.counted(axis, keepdims)
     array = x.filled(0)
-    array = array if inexact(array) else array.astype(jnp.result_type(array, 0.0))
+    array = array.astype(jax.eval_shape(jnp.median, array).dtype)
     result = jnp.nanmedian(jnp.where(counted, array, jnp.nan), axis, keepdims=keepdims)
     is_nan = jnp.any(jnp.isnan(array) & counted, axis, keepdims=keepdims)
     return _finite(jnp.where(is_nan, jnp.nan, result), is_missing)
@@ -375,13 +389,27 @@ def _refuse_to_count(*operands: Any, name: str, jaxpr: Any, **params: Any) -> An
     fn: Any = _COUNTING.get(name)
     if fn is None or _compat.file_of(jaxpr) != inspect.unwrap(fn).__code__.co_filename:
         return NotImplemented
-    if not _within(*operands):
-        return NotImplemented
+    body, _ = _compat.open_jaxpr(jaxpr)
+    if not _within(*operands) or [eqn.params.get("name") for eqn in body.eqns] == [name]:
+        return NotImplemented  # It calls the function, and that call is looked at.
     raise TypeError(
         f"Masked: {name.removeprefix('_')} of jax.numpy or jax.nn uses the number of all "
         "entries and would count those that are missing. Masked.mean and Masked.count do not: "
         "a variance is ((x - x.mean()) ** 2).mean()."
     )
+
+
+@jaxrewrite.register("reduce_prod", types=(Annotated,), precedence=1)
+def _refuse_units(x: Annotated, *, axes: Any, **params: Any) -> Any:
+    layers, count = [x], math.prod(x.shape[axis] for axis in axes)
+    while isinstance(layers[-1], Annotated):
+        layers.append(layers[-1].array)
+    if isinstance(layers[-1], Masked) and count > 1 and any(map(needs_units, layers)):
+        raise UnitsError(
+            "reduce_prod skips missing entries, so the units of the product depend on how many "
+            "are there. Fill them with a quantity, or take the sum of logarithms of numbers."
+        )
+    return NotImplemented
 
 
 @annotation_rule(Masked, "bitcast_convert_type")
@@ -396,7 +424,8 @@ def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
     result = primitive.bind(_array(which), *map(_array, cases))
     mask = primitive.bind(_array(which), *map(_mask, cases))
     is_chosen = not isinstance(which, Masked) and jnp.ndim(which)
-    return Masked(result, mask | _mask(which), (1, True) if is_chosen else None)
+    terms = (1, True) if is_chosen else _terms_of_any(cases)
+    return Masked(result, mask | _mask(which), terms)
 
 
 # --- reductions ---------------------------------------------------------------------
@@ -601,7 +630,8 @@ def _move(x: Masked, *starts: Any, primitive: Any, **params: Any) -> Any:
 @annotation_rule(Masked, "concatenate", "stack", "pad")
 def _assemble(*operands: Any, primitive: Any, **params: Any) -> Any:
     array = primitive.bind(*map(_array, operands), **params)
-    return Masked(array, primitive.bind(*map(_mask, operands), **params))
+    mask = primitive.bind(*map(_mask, operands), **params)
+    return Masked(array, mask, _terms_of_any(operands))
 
 
 @annotation_rule(Masked, "gather")

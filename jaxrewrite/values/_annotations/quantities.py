@@ -197,7 +197,18 @@ def _in_equal_units(operands: Sequence[Any], primitive: Any, params: Any) -> Any
         needs_units(x) and x.dtype != y.dtype for x, y in zip(operands, alike, strict=True)
     ):
         return NotImplemented  # Integers do not convert to integers.
-    return jaxrewrite.bind(primitive, *alike, **params)
+    result = jaxrewrite.bind(primitive, *alike, **params)
+    if primitive.name not in _EITHER_WAY:
+        return result
+    # Which of two is the larger one, say, is asked in derivatives: the answer is in the units of
+    # the first, and converted back it may differ by rounding.
+    back = [x.to(units[1]) if needs_units(x) else x for x in operands]
+    other = jaxrewrite.bind(primitive, *back, **params)
+    return jaxrewrite.bind(_EITHER_WAY[primitive.name], result, other)
+
+
+# Whether two quantities are equal, by their numbers in the units of either.
+_EITHER_WAY = {"eq": "or", "ne": "and"}
 
 
 # --- plots --------------------------------------------------------------------------------

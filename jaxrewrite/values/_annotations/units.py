@@ -440,8 +440,27 @@ def is_convertible(units: Any) -> bool:
 # --- units of other packages --------------------------------------------------------------
 
 
+def _name_here(name: str) -> str:
+    """The name of a unit in these tables, for one of another package."""
+    _define_known()
+    name = name.replace("\u00b5", "u").replace("\u03bc", "u")  # Two signs for micro.
+    for theirs, ours in _ALIASES.items():
+        new = name.removesuffix(theirs) + ours
+        if name not in _TABLE and name.endswith(theirs) and new in _TABLE:
+            return new
+    return name
+
+
+# Symbols and names that other packages have for units that have other ones here.
+_ALIASES = {
+    **{"d": "day", "a": "yr", "in": "inch", "l": "L", "T": "tesla", "\u00c5": "angstrom"},
+    **{"\u03a9": "ohm", "\u2126": "ohm", "Ohm": "ohm", "Angstrom": "angstrom"},
+}
+
+
 def _from_pint(unit: Any) -> str:
-    return f"{unit:~C}".replace("°", "deg")
+    text = f"{unit:~C}".replace("°", "deg")
+    return re.sub(r"[^\W\d_]\w*", lambda match: _name_here(match[0]), text)
 
 
 def _from_astropy(unit: Any) -> dict[str, Any]:
@@ -449,7 +468,8 @@ def _from_astropy(unit: Any) -> dict[str, Any]:
         raise ValueError(
             f"Units: {unit} has a scale, {unit.scale}. Multiply the array by it."
         )
-    return {base.name: power for base, power in zip(unit.bases, unit.powers, strict=True)}
+    pairs = zip(unit.bases, unit.powers, strict=True)
+    return {_name_here(base.name): power for base, power in pairs}
 
 
 def _factor_by_pint(old: Units, unit: Any) -> float:

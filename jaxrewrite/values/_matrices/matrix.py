@@ -265,6 +265,8 @@ class Matrix(LinearAlgebra, Structured):
         return jax.tree.map(lambda x, t: t if inexact(x) else x, self, leaf_tangents)
 
     def lift_tangent(self, tangent: Any) -> Any:
+        if type(tangent) is type(self):  # One that carries units in a field is never dense.
+            return tangent
         return NotImplemented if self.entries is None else self.pick(tangent)
 
     def tangent_space(self) -> Literal["all", "entries", "repeated"]:

@@ -2245,3 +2245,102 @@ def test_only_programs_on_bounds_look_for_a_softmax():
     decisions = lambda x: {s.decision for s in jaxrewrite.explain(jax.nn.softmax)(x).steps}
     assert decisions(Interval(NUMBERS, NUMBERS)) == {"pattern"}
     assert "pattern" not in decisions(Tagged(NUMBERS, "tag"))
+
+
+SOME = values.Masked(
+    jnp.linspace(1.0, 3.0, 12).reshape(3, 4),
+    jnp.zeros((3, 4), bool).at[1].set(True).at[0, 2].set(True),
+)
+
+
+@pytest.mark.parametrize(
+    "mean",
+    [
+        lambda x: -jnp.sum(x) / x.size,
+        lambda x: 2 * jnp.sum(x) / x.size,
+        lambda x: jnp.stack([jnp.sum(x), jnp.sum(x)]) / x.size,
+        lambda x: jnp.where(jnp.array(True), jnp.sum(x), 0) / x.size,
+        lambda x: -(jnp.sum(x) * 0.5).astype("float16") / x.size,
+    ],
+)
+def test_a_multiple_of_a_sum_that_is_divided_by_the_number_of_terms_is_refused(mean):
+    with pytest.raises(TypeError, match="divides a sum of 12 entries by 12"):
+        forbid(mean)(SOME)
+    counted = lambda x: jnp.sum(x) ** 2 / x.size - jnp.sum(x) * (1 / x.size)
+    forbid(counted)(SOME)
+
+
+@pytest.mark.parametrize("around", [lambda x: x, lambda x: values.Tagged(x, "t")])
+def test_a_product_of_masked_quantities_has_no_units(around):
+    """They depend on how many entries are there."""
+    x = SOME
+    with pytest.raises(values.UnitsError, match="depend on how many are there"):
+        forbid(jnp.prod)(around(values.Unitful(x, "m")))
+    pure = forbid(jnp.prod)(around(values.Unitful(x, "1")))
+    want = forbid(jnp.prod)(around(x))
+    assert jaxrewrite.same_structure(pure, want)
+    jax.tree.map(np.testing.assert_array_equal, pure, want)
+    one = values.Unitful(values.Masked(jnp.array([2.0]), jnp.array([False])), "m")
+    assert forbid(jnp.prod)(one).units == values.Units("m")
+
+
+@pytest.mark.parametrize(
+    "carry",
+    [
+        lambda x: values.Unitful(x, "m"),
+        lambda x: values.Tagged(x, "t"),
+        lambda x: values.Interval(x, x + 1),
+    ],
+)
+def test_the_mean_of_what_carries_something_inside_of_a_mask(carry):
+    x = SOME
+    mean = values.Masked(carry(x.array), x.mask).mean(axis=1)
+    (first, *_), want = jax.tree.leaves(mean.filled(0)), x.mean(axis=1)
+    np.testing.assert_allclose(first, want.filled(0), rtol=1e-6)
+    np.testing.assert_array_equal(mean.mask, want.mask)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "int64", "float16", "float64"])
+def test_a_median_of_64_bits_has_the_dtype_of_jax(dtype):
+    with jax.enable_x64(True):
+        x = values.Masked(jnp.array([1, 3, 2, 9], dtype), jnp.array([0, 0, 0, 1], bool))
+        for fn in (jnp.median, jax.jit(jnp.median), jax.jit(jax.jit(jnp.median))):
+            got, want = forbid(fn)(x), jnp.median(x.array[:3])
+            assert got.dtype == want.dtype
+            np.testing.assert_array_equal(got.filled(0), want)
+        with pytest.raises(TypeError, match="uses the number of all entries"):
+            forbid(jax.jit(jnp.quantile, static_argnums=1))(x.astype("float64"), 0.5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda u: values.Diagonal(u([1.0, 2.0])),
+        lambda u: values.Tridiagonal(u([1.0]), u([1.0, 2.0]), u([3.0])),
+        lambda u: values.Triangular(u([[1.0, 0.0], [3.0, 4.0]])),
+        lambda u: values.BlockDiagonal(u([[[1.0, 2.0], [3.0, 4.0]]])),
+        lambda u: values.LowRank(u([[1.0], [2.0]]), jnp.ones((1, 2))),
+    ],
+)
+@pytest.mark.parametrize("kind", ["jvp", "vjp"])
+def test_derivative_rules_of_matrices_with_units_in_their_fields(make, kind):
+    def forward(x):
+        return 3 * x, None
+
+    if kind == "jvp":
+        treble = jax.custom_jvp(lambda x: 3 * x)
+        treble.defjvp(lambda p, t: (3 * p[0], 3 * t[0]))
+    else:
+        treble = jax.custom_vjp(lambda x: 3 * x)
+        treble.defvjp(forward, lambda _, g: (3 * g,))
+    v = make(lambda x: values.Unitful(jnp.array(x), "m"))
+
+    def slopes(fn):
+        total = lambda v: jaxrewrite.transform(lambda x: fn(x).sum(), materialise="allow")(
+            v
+        )
+        return jax.grad(lambda v: total(v).array)(v)
+
+    got, want = slopes(treble), slopes(lambda x: 3 * x)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    jax.tree.map(np.testing.assert_allclose, got, want)

@@ -317,3 +317,15 @@ def test_plots_refuse_other_units(axes):
         axes.plot(values.parse("[0, 1] h"), values.parse("[0, 1] kg"))
     assert isinstance(error.value.__cause__, UnitsError)
     assert "kg can't be converted to km" in str(error.value.__cause__)
+
+
+@pytest.mark.parametrize("fn", [jnp.minimum, jnp.maximum])
+def test_derivatives_of_the_greater_of_converted_quantities(fn):
+    """They ask which of the two the result is, in whatever units it was rounded."""
+    x = Unitful(jnp.array([1.0, 2.0, 7.0]), "km")
+    y = Unitful(jnp.array([1500.0, 1700.0, 3100.0]), "m")
+    slopes = jax.grad(lambda x, y: fn(x, y).sum(), (0, 1))
+    found = jaxrewrite.transform(slopes, rules=values.converting_units)(x, y)
+    is_first = fn(x.array, y.array / 1000) == x.array
+    np.testing.assert_array_equal(found[0], is_first)
+    np.testing.assert_array_equal(found[1], ~is_first)

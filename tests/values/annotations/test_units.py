@@ -265,3 +265,20 @@ def test_errors_name_the_units_that_no_table_has():
     with pytest.raises(UnitsError) as error:
         Unitful(jnp.ones(2), "m") + Unitful(jnp.ones(2), "s")
     assert "known" not in str(error.value)
+
+
+@pytest.mark.parametrize("package", ["pint", "astropy"])
+def test_units_of_other_packages_have_the_names_of_these_tables(package):
+    if package == "pint":
+        registry = pytest.importorskip("pint", reason="it has units of Pint").UnitRegistry()
+        names = ["day", "year", "inch", "liter", "ohm", "tesla", "micrometer", "millitesla"]
+        theirs = [registry(name).units for name in names]
+    else:
+        pytest.importorskip("astropy", reason="it has units of Astropy")
+        import astropy.units as u
+
+        theirs = [u.day, u.yr, u.m, u.L, u.Ohm, u.T, u.um, u.mT]
+    ours = ["day", "yr", "inch", "L", "ohm", "tesla", "um", "mtesla"]
+    for their, our in zip(theirs, ours, strict=True):
+        if our != "inch" or package == "pint":
+            assert Units(their) == Units(our)
