@@ -57,6 +57,12 @@ def _check_members(cls: type[Value]) -> None:
                 f"{cls.__name__}.{name} is a {type(vars(cls)[name]).__name__}, but a value has the "
                 f"{name} of its aval. Leave it out: what materialise() returns, or aval(), tells it."
             )
+    default = vars(cls).get("default")
+    if isinstance(default, FunctionType) and default.__code__.co_varnames[:1] == ("self",):
+        raise TypeError(
+            f"{cls.__name__}.default takes self, but is called without a value: it has the primitive, "
+            "the operands and the parameters. Write @staticmethod above it."
+        )
     for name, member in vars(cls).items():
         owner = isinstance(member, FunctionType) and _owner_of_property(cls, name)
         if owner:

@@ -368,9 +368,9 @@ def _through_types(site: Site, operand: Operand, like: Like) -> Any:
     }
     read.update(leaf for leaf in leaves if type(leaf) is not Literal)
     if not read.isdisjoint(tree_leaves(other)):
-        types = " and ".join(type(x).__name__ for x in (operand, like))
+        names = [type(x).__name__ if is_value(x) else "an array" for x in (operand, like)]
         raise TypeError(
-            f"The join of {types} mixes the arrays of the two. Each of the pair that it "
+            f"The join of {' and '.join(names)} mixes the arrays of the two. Each of the pair that it "
             "returns must be the same array as before, in another structure."
         )
     return result

@@ -214,7 +214,7 @@ class Pattern:
             return TypeError("it closes over a tracer")
         jaxpr = drop_dead_code(jaxpr)
         graph = merged(flatten(jaxpr, consts)).numbered(operand_names(args))
-        if any(ref[0] != "node" for ref in graph.results):
+        if not graph.results or any(ref[0] != "node" for ref in graph.results):
             return Traced(graph, out[0], None)
         core, kept = graph.core()
         return Traced(graph, out[0], kept[root(core)])

@@ -42,7 +42,12 @@ def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | type[Value
             f"for each leaf; it returned a {type(returned).__name__}."
         )
     specs: list[Any] = []
-    for field, spec in zip(children(value)[0], children(returned)[0], strict=True):
+    fields, given = children(value)[0], children(returned)[0]
+    if len(fields) != len(given):  # None is no leaf.
+        raise TypeError(
+            f"{cls.__name__}.leaf_specs has {len(given)} specs for {len(fields)} leaves: {returned!r}."
+        )
+    for field, spec in zip(fields, given, strict=True):
         if not isinstance(spec, PartitionSpec):
             raise TypeError(
                 f"{cls.__name__}.leaf_specs has {spec!r} in place of a PartitionSpec."

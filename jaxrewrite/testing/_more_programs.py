@@ -105,7 +105,9 @@ def _rare_moves(v: Any, x: Any) -> Iterator[Named]:
     yield of("gather", filled, v, outside, how="out of range, fill")
     clipped = lambda v, i: v.at[i].get(mode="clip")
     yield of("gather", clipped, v, outside, how="out of range, clip")
-    start = jnp.asarray(len(x) + 2)
+    start = jnp.asarray(
+        2 * len(x)
+    )  # It is the last row, and would be the first one by modulus.
     row = lambda v, i: lax.dynamic_slice_in_dim(v, i, 1)
     yield of("dynamic_slice", row, v, start, how="out of range")
     for axis, length in enumerate(x.shape):
@@ -114,6 +116,11 @@ def _rare_moves(v: Any, x: Any) -> Iterator[Named]:
             yield of("dynamic_slice", rest, v, 1, how=f"from the second along axis {axis}")
     upon = lambda x, v, i: lax.dynamic_update_slice_in_dim(x, v, i, 0)
     yield of("dynamic_update_slice", upon, x, v, 0, how="of an array")
+    twice = jnp.concatenate([x, x])
+    yield of(
+        "dynamic_update_slice", upon, twice, v, 2 * start, how="of an array, beyond it"
+    )
+    yield of("dynamic_update_slice", upon, v, x[:1], start, how="of a row beyond it")
     # One row twice, and one that is outside, which JAX drops.
     places = jnp.array([0, 0, len(x)])
     rows = x[:1].repeat(3, 0)
@@ -121,6 +128,8 @@ def _rare_moves(v: Any, x: Any) -> Iterator[Named]:
     yield of("scatter-mul", lambda v, i, rows: v.at[i].mul(rows), v, places, rows)
     yield of("scatter", lambda v, i, rows: v.at[i].set(rows), v, places, rows)
     yield of("split", lambda v: lax.split(v, (1, len(x) - 1)), v)
+    if len(x) % 2 == 0:
+        yield of("split", lambda v: lax.split(v, (len(x) // 2,) * 2), v, how="in halves")
     yield of("top_k", lambda v: lax.top_k(v, 1), v)
     both_sorted = lambda v, x: lax.sort((v, x), dimension=0, num_keys=1)
     yield of("sort", both_sorted, v, x, how="with an array")

@@ -176,6 +176,12 @@ def _check_aval(value: Any, which: str) -> None:
             f"{which}{type(value).__name__}.aval() is {short(aval_of(value))} where "
             f"materialise() returns {short(aval)}"
         )
+    for name in ("shape", "dtype", "ndim", "size"):  # A field may have the name.
+        said, is_so = getattr(value, name), getattr(aval, name)
+        if said != is_so:
+            raise AssertionError(
+                f"{which}{type(value).__name__}.{name} is {said!r} where that of materialise() is {is_so!r}"
+            )
 
 
 def _static_dtypes(value: Any) -> Iterator[bool]:

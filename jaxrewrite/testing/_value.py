@@ -43,7 +43,7 @@ def check_value(
     - ``"pytree"``, ``"pickle"``: the value is the same after a round trip, and so is its array.
     - ``"metadata"``: that of a copy is equal and has the same hash.
     - ``"static fields"``: values that differ in one differ in structure.
-    - ``"aval"``: shape and dtype are those of ``materialise()``.
+    - ``"aval"``: shape and dtype are those of ``materialise()``, and so are ``ndim`` and ``size``.
     - ``"axes"``: the leaves have the axes that ``axes`` says; where they are cut, reversed and
       transposed as the array, they make that array; and they take batch axes in front if it
       begins with ``"..."``.
@@ -73,9 +73,9 @@ def check_value(
       ``"neg (one row) jit"``. It is made of this one: its negative, if a rule makes it; a stack; leaves in ``bfloat16`` and
       ``complex64``, unless their annotations exclude that; one or no row and column; NaN and
       infinity; another content, with another array, of each static field that is a number, a
-      tuple, an enumeration, or annotated as ``Literal``; and integer leaves, or the numbers, in another
-      order, and leaves that are shorter where the array is not, unless they seem to depend on each
-      other. The last four, and other numbers, also meet the value,
+      tuple, an enumeration, annotated as ``Literal``, or may be ``None``; and integer leaves, or the numbers, in another
+      order, other numbers in one of several leaves, and leaves that are shorter where the array is not, unless they seem to depend on each
+      other. The last five, and other numbers, also meet the value,
       as in ``"add of two (other integers) jit"``. A value that cannot be made is left out, so
       let the constructor refuse what is none. ``skip=["(in complex64)"]`` leaves one out.
     - ``"export"``: an exported program runs in another process.

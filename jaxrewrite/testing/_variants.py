@@ -6,12 +6,12 @@ import dataclasses
 import enum
 import operator
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import jaxtyping
-from jax.tree_util import tree_leaves, tree_map
+from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 import jaxrewrite
 
@@ -59,6 +59,7 @@ def _constructed(value: Any) -> bool:
 
 def _candidates(value: Any) -> Iterator[Variant]:
     yield Variant("other numbers", neighbour(value), alone=False, pairs=True)
+    yield from _of_one_leaf(value)
     yield from _of_other_signs(value)
     yield from _of_another_order(value)
     yield from _of_other_integers(value)
@@ -115,6 +116,18 @@ def _of_other_signs(value: Any) -> Iterator[Variant]:
         return
     if type(negative) is type(value) and _is_like(negative, value):
         yield Variant("its negative", negative)
+
+
+def _of_one_leaf(value: Any) -> Iterator[Variant]:
+    """Other numbers in one of several floating leaves: no rule may compare by the others alone."""
+    leaves, treedef = tree_flatten(value)
+    places = [i for i, x in enumerate(leaves) if is_floating(x)]
+    for i in places if len(places) > 1 else []:
+        changed = [1.5 * x if i == j else x for j, x in enumerate(leaves)]
+        other = tree_unflatten(treedef, changed)
+        if _is_like(other, value) and not _same_array(other, value):
+            label = f"other numbers in leaf {i}"
+            yield Variant(label, other, may_be_none=True, pairs=True)
 
 
 def _of_another_order(value: Any) -> Iterator[Variant]:
@@ -181,6 +194,12 @@ def _contents(content: Any, hint: Any) -> list[Any]:
     """Other contents that a static field may have."""
     if typing.get_origin(hint) is typing.Literal:
         return [x for x in typing.get_args(hint) if x != content]
+    if content is None:
+        choices = map(_examples, typing.get_args(hint))
+        return [x for examples in choices for x in examples]
+    if type(None) in typing.get_args(hint):
+        (kind,) = typing.get_args(hint)[:1]
+        return [*_contents(content, kind), None]
     if isinstance(content, enum.Enum):
         return [x for x in type(content) if x is not content]
     if isinstance(content, bool):
@@ -192,6 +211,18 @@ def _contents(content: Any, hint: Any) -> list[Any]:
     if type(content) is tuple:
         return [content[::-1]] if content != content[::-1] else []
     return []
+
+
+def _examples(hint: Any) -> Sequence[Any]:
+    """Some contents of a field that may have none."""
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    kinds: dict[Any, Sequence[Any]] = {
+        bool: (True, False),
+        int: (0, 1, 2),
+        float: (0.5, 2.0),
+    }
+    return kinds.get(hint, ())
 
 
 # --- other dtypes, shapes and numbers --------------------------------------------------------

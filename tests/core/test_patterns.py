@@ -1012,6 +1012,7 @@ def unary(x):
 
 BAD = {
     "an operand unchanged": (lambda x: x, unary, "no equations|an operand unchanged"),
+    "nothing": (lambda x: None, unary, "a function of no equations"),
     "an operand among the results": (
         lambda x: (jnp.sin(x), x),
         unary,

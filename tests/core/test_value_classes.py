@@ -1039,3 +1039,19 @@ def test_what_a_type_may_define_is_in_the_docs():
     table = section.partition("\nA matrix\n")[0]
     assert hooks == set(re.findall(r"^   \* - ``(\w+)``$", table, re.M))
     assert len(hooks) <= 16
+
+
+def test_a_default_that_takes_a_value_is_refused():
+    """It is static, so that it would get the primitive in the place of the value."""
+    with pytest.raises(
+        TypeError, match=r"Own.default takes self, but .* @staticmethod above it"
+    ):
+
+        class Own(jaxrewrite.ArrayValue):
+            x: jax.Array
+
+            def materialise(self):
+                return self.x
+
+            def default(self, primitive, values, params):
+                return NotImplemented

@@ -388,8 +388,12 @@ def test_metadata_with_a_shape_is_not_split(mesh):
 
 @pytest.mark.parametrize(
     "answer",
-    [lambda v, spec: P(), lambda v, spec: Wrong("i", P(), P())],
-    ids=["a spec", "no spec in a field"],
+    [
+        lambda v, spec: P(),
+        lambda v, spec: Wrong("i", P(), P()),
+        lambda v, spec: Wrong(None, P(), P()),
+    ],
+    ids=["a spec", "no spec in a field", "nothing in a field"],
 )
 def test_wrong_words_are_named(mesh, answer):
     fn = lambda v: on(mesh, lambda v: v + 1, P("i"), P("i"))(v)

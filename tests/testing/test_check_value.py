@@ -818,3 +818,84 @@ def test_rules_for_functions_of_one_name_and_with_static_arguments_anywhere():
     check_value(value, only=["multiplied jit"])
     with pytest.raises(AssertionError, match="\n  multiplied, number 2 jit: "):
         check_value(value, only=["multiplied, number 2 jit"])
+
+
+def wrong(cls, value, **options):
+    """What a check says of a value that it finds wrong."""
+    with pytest.raises(AssertionError) as error:
+        check_value(value, **options)
+    assert cls.__name__ in str(error.value)
+    return str(error.value)
+
+
+class Product(ArrayValue):
+    x: jax.Array
+    factor: jax.Array
+    first: int | None = jaxrewrite.field(static=True, default=None)
+
+    def materialise(self):
+        array = self.x * self.factor
+        return array if self.first is None else array + self.first
+
+
+def test_rules_that_compare_by_one_of_two_leaves_are_found():
+    class By(Product):
+        pass
+
+    @jaxrewrite.register("eq", "lt")
+    def _(a: By, b: By, *, primitive, **params):
+        return primitive.bind(a.x, b.x, **params)
+
+    @jaxrewrite.register("max")
+    def _(a: By, b: By):
+        return By(jnp.maximum(a.x, b.x), a.factor)
+
+    told = wrong(By, By(jnp.arange(1.0, 7).reshape(3, 2), jnp.float32(2)))
+    for name in ("eq", "lt", "max"):
+        assert f"{name} of two (other numbers in leaf 1) jit" in told
+
+
+def test_rules_that_are_wrong_for_what_a_field_may_be_are_found():
+    class Of(Product):
+        pass
+
+    @jaxrewrite.register("neg")
+    def _(v: Of):
+        return Of(-v.x, v.factor, v.first)
+
+    told = wrong(Of, Of(jnp.arange(1.0, 7).reshape(3, 2), jnp.float32(2)))
+    assert "neg (another 'first') jit" in told
+
+
+def test_rules_that_count_places_by_modulus_are_found():
+    class Round(Product):
+        pass
+
+    @jaxrewrite.register("dynamic_slice")
+    def _(v: Round, *starts: jax.Array, slice_sizes):
+        starts = [i % n for i, n in zip(starts, v.shape, strict=True)]
+        return Round(jax.lax.dynamic_slice(v.x, starts, slice_sizes), v.factor, v.first)
+
+    @jaxrewrite.register("split")
+    def _(v: Round, *, sizes, axis):
+        parts = [Round(x, v.factor, v.first) for x in jax.lax.split(v.x, sizes, axis)]
+        return parts[::-1] if len({*sizes}) == 1 else parts
+
+    for length in (3, 4):
+        x = jnp.arange(1.0, 2 * length + 1).reshape(length, 2)
+        told = wrong(Round, Round(x, jnp.float32(2)))
+        assert "dynamic_slice out of range" in told
+    assert "split in halves" in told
+
+
+def test_a_field_that_says_another_size_than_the_array_is_found():
+    class Sized(ArrayValue):
+        x: jax.Array
+        size: int = jaxrewrite.field(static=True, default=7)
+
+        def materialise(self):
+            return self.x
+
+    told = wrong(Sized, Sized(jnp.arange(3.0)))
+    assert "Sized.size is 7 where that of materialise() is 3" in told
+    check_value(Sized(jnp.arange(3.0), 3), only=["aval"])
