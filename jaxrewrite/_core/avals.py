@@ -234,7 +234,8 @@ def mismatch(result: object, expected: Aval, subject: str, wanted: str) -> str |
     else:
         form = ""
         try:
-            aval = _compat.leaf_aval(result)
+            # A class has a method where its values have an aval.
+            aval = _compat.leaf_aval(None if isinstance(result, type) else result)
         except TypeError:
             return (
                 f"{subject} returned a {type(result).__name__} where {wanted} "

@@ -19,7 +19,7 @@ from .._core.rules import (
     look_up_primitive,
     type_of,
 )
-from .._core.settings import current_settings
+from .._core.settings import current_settings, use_settings
 from .._core.value import Value
 from .._functions.called import Called
 from .._patterns.index import forms_of
@@ -27,6 +27,7 @@ from .._patterns.outline import PATTERNS, pattern_p
 from .._patterns.pattern import Pattern
 from .._patterns.rules import patterns_of
 from .._signatures import checked, known
+from .._staging.transform import Tables, tables_of
 from .explain import concerns, explain, info_of, info_of_default, missing_rule
 from .report import MadeDense, RuleInfo
 from .text import located, table
@@ -257,7 +258,10 @@ class Which:
 
 
 def which(
-    primitive: Primitive | str | Callable[..., Any], *operands: Any, **params: Any
+    primitive: Primitive | str | Callable[..., Any],
+    *operands: Any,
+    rules: Tables = None,
+    **params: Any,
 ) -> Which:
     """Tell which rule would answer for a primitive on some operands.
 
@@ -269,6 +273,8 @@ def which(
         Values and arrays, as in a call of `bind`. Then rules are asked, and those that
         decline are told apart. Or types: value types, and `jax.Array` for a dense operand.
         Then rules are listed in the order in which they would be asked.
+    rules
+        A table of rules, or several, that are in force as in `transform`.
     **params
         The primitive's parameters, with operands that are not types. Those that may be
         ``None`` are, by default.
@@ -299,6 +305,11 @@ def which(
     """
     primitive = look_up_primitive(primitive)
     _check_call(primitive, operands, params)
+    with use_settings(current_settings().refined(tables_of(rules), "warn")):
+        return _which(primitive, operands, params)
+
+
+def _which(primitive: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Which:
     are_types = [inspect.isclass(x) for x in operands]
     if any(are_types):
         if not all(are_types) or params:

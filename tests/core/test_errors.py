@@ -780,3 +780,16 @@ def test_a_filter_that_is_no_prefix_of_booleans_is_refused():
     for spec in ((True, (True, 1), {}), (True, (1, 1), {}), ((), (True,), {}), "all"):
         with pytest.raises(ValueError, match="a pytree prefix of booleans"):
             transform(fn, spec)(Plain(X), Plain(X))
+
+
+def test_a_rule_that_returns_a_class_is_told_what_it_returned():
+    rules, Diagonal = jaxrewrite.Rules(), jaxrewrite.values.Diagonal
+
+    @rules.register("neg")
+    def of_class(v: Diagonal):
+        return Diagonal
+
+    with pytest.raises(
+        TypeError, match=r"of_class .* returned a .* neither an array nor a value"
+    ):
+        jaxrewrite.transform(lambda v: -v, rules=rules)(Diagonal(jnp.ones(2)))

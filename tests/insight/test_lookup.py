@@ -376,3 +376,17 @@ def test_types_do_not_tell_of_zeros():
     """Beside an array of zeros a stack stays one; beside any other it is dense."""
     found = which("concatenate", Diagonal, jax.Array)
     assert found.decision == "dense" and "concatenate" in found.missing
+
+
+def test_which_asks_the_tables_that_it_is_given():
+    table = jaxrewrite.Rules()
+
+    @table.register("abs")
+    def of_table(v: Diagonal):
+        return v
+
+    for operand in (Diagonal(jnp.ones(2)), Diagonal):
+        assert which("abs", operand, rules=table).rule.name.endswith("of_table")
+        assert not which("abs", operand).rule.name.endswith("of_table")
+    with pytest.raises(TypeError, match="rules= takes a table"):
+        which("abs", Diagonal, rules=3)
