@@ -93,7 +93,7 @@ def main(plot: str | None = None) -> None:
     print(f"The loss goes from {losses[0]:.2f} to {losses[-1]:.2f}.")
 
     after = nnx.to_pure_dict(nnx.state(model))
-    same = jax.tree.map(np.array_equal, before, after)["blocks"]["up"]["kernel"].element
+    same = jax.tree.map(np.array_equal, before, after)["blocks"]["up"]["kernel"]
     assert same.w.q and same.w.scale and not same.a and not same.b
     print("The integers and their scales are as they were.")
     params = nbytes(after)

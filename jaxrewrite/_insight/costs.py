@@ -62,7 +62,8 @@ def of_equation(eqn: JaxprEqn) -> Cost:
         return Cost(_flops(eqn), _bytes(eqn))
     if eqn.primitive.name == "cond":
         return max(of_bodies)
-    cost = total(of_bodies).times(trip_count(eqn) or 1)
+    turns = trip_count(eqn)
+    cost = total(of_bodies).times(1 if turns is None else turns)
     # What a kernel reads and writes while it runs is not in memory.
     return Cost(cost.flops, _bytes(eqn)) if eqn.primitive.name == "pallas_call" else cost
 

@@ -148,11 +148,12 @@ def _of_group(
     unwanted = set()
     for pattern in choice:
         try:
-            if _is_wanted(operands, options[pattern]):
-                result = _apply(site, operands, options[pattern])
-            else:
-                result = NotImplemented
-                unwanted.add(pattern)
+            result: Any = NotImplemented
+            if _may_be_batched(operands, options[pattern]):
+                if _is_wanted(operands, options[pattern]):
+                    result = _apply(site, operands, options[pattern])
+                else:
+                    unwanted.add(pattern)
         except Exception as error:  # noqa: BLE001 - raised again if no other answers
             if not choice.is_tied:
                 raise
@@ -223,6 +224,16 @@ def _filled(option: Option, arrays: Sequence[Any]) -> list[Any]:
     return [_argument(o, remaining) for o in option.operands]
 
 
+def _may_be_batched(operands: Sequence[Any], option: Option) -> bool:
+    """Whether no operand in a batch is a value, whose leaves have no axis for that."""
+    variant, opaque = option.match.variant, list(_opaque(option))
+    return variant is None or not any(
+        is_value(operands[o]) and o not in opaque
+        for i, o in enumerate(option.operands)
+        if count_of_batches(variant, i)
+    )
+
+
 def _is_wanted(operands: Sequence[Any], option: Option) -> bool:
     """Whether the condition of a pattern rule holds, if it has one."""
     pattern, match = option.pattern, option.match
@@ -238,12 +249,6 @@ def _apply(site: Site, operands: Sequence[Any], option: Option) -> Any:
     pattern, match = option.pattern, option.match
     inputs = list(positions(option))
     opaque = list(_opaque(option))
-    if match.variant is not None and any(
-        is_value(operands[o]) and o not in opaque
-        for i, o in enumerate(option.operands)
-        if count_of_batches(match.variant, i)
-    ):
-        return NotImplemented  # The leaves of a value have no axis for its batch.
 
     def apply(*arrays: Any) -> Any:
         return _compat.call_rule(

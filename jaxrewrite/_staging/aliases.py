@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from .. import _compat
-from .._compat import Atom, Jaxpr, JaxprEqn, Literal, Var
+from .._compat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
+from .._core.caches import WeakCaches
 from .._core.rewrite import IDENTITIES
 
 
 # Each result of these is an operand. A copy is an array of its own.
 _PASSING = {*IDENTITIES, "device_put"} - {"copy", "copy_p"}
 
-_CALLING = frozenset({"closed_call", "jit", "remat2"})
+_CALLING = frozenset({"closed_call", "custom_jvp_call", "custom_vjp_call", "jit", "remat2"})
 
 
 def sources(eqns: Sequence[JaxprEqn]) -> dict[Var, Var]:
@@ -49,17 +50,32 @@ def _passed_on(eqn: JaxprEqn) -> Iterator[tuple[Var, Atom]]:
     if name in _PASSING:
         yield from zip(eqn.outvars, eqn.invars, strict=True)
     elif name in _CALLING or name == "scan":
-        jaxpr, consts = _compat.open_jaxpr(eqn.params[_compat.body_name(eqn.primitive)])
+        donated = eqn.params.get("donated_invars", [False] * len(eqn.invars))
+        for i, place in _passed_by(eqn.params[_compat.body_name(eqn.primitive)]):
+            # What a call gets to keep is not that of the caller any more.
+            if not donated[place] and (name != "scan" or _is_kept(eqn, i, place)):
+                yield eqn.outvars[i], eqn.invars[place]
+
+
+_kept = WeakCaches(1)
+
+
+def _passed_by(body: AnyJaxpr) -> list[tuple[int, int]]:
+    """The results of a body that are operands, with these, by their positions."""
+    cache = _kept.of(body)
+    pairs = cache.get("passed")
+    if pairs is None:
+        jaxpr, consts = _compat.open_jaxpr(body)
         places = {var: i for i, var in enumerate(jaxpr.invars[len(consts) :])}
         found = sources(jaxpr.eqns)
-        donated = eqn.params.get("donated_invars", [False] * len(places))
-        for i, var in enumerate(jaxpr.outvars):
-            place = None if isinstance(var, Literal) else places.get(found.get(var, var))
-            # What a call gets to keep is not that of the caller any more.
-            if place is None or donated[place]:
-                continue
-            if name != "scan" or _is_kept(eqn, i, place):
-                yield eqn.outvars[i], eqn.invars[place]
+        known = (
+            (i, places.get(found.get(var, var)))
+            for i, var in enumerate(jaxpr.outvars)
+            if not isinstance(var, Literal)
+        )
+        pairs = [(i, place) for i, place in known if place is not None]
+        cache.put("passed", pairs)
+    return pairs
 
 
 def _is_kept(eqn: JaxprEqn, result: int, operand: int) -> bool:

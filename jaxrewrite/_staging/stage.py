@@ -152,6 +152,9 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         builder.arguments = {*jaxpr.invars}
         builder.inputs = {*tree_leaves(operands)}
         results = builder.run(builder.after_passes(jaxpr, operands), operands)
+        if out.changing:  # What was read alone is stored as it was, and in no other form.
+            given = dict(zip(jaxpr.invars[len(consts) :], symbolic, strict=True))
+            results = [given.get(v, x) for v, x in zip(_vars(jaxpr), results, strict=True)]
         if builder.changed:
             results = [
                 _as_weak_as(builder, x, var.aval)
@@ -192,6 +195,11 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         out.changing,
         rewritten.warnings,
     )
+
+
+def _vars(jaxpr: Jaxpr) -> list[Any]:
+    """The results of a program that are variables, and ``None`` for others."""
+    return [None if isinstance(v, _compat.Literal) else v for v in jaxpr.outvars]
 
 
 def _with_tables_of(settings: Settings, values: Iterable[Value]) -> Settings:

@@ -1538,3 +1538,19 @@ def test_a_pattern_that_was_interrupted_matches_again():
     with pytest.raises(KeyboardInterrupt):
         run()
     np.testing.assert_array_equal(run(), np.full(7, 1e3))
+
+
+def test_a_condition_is_not_asked_of_a_value_in_a_batch():
+    """Its leaves have no axis for the batch, so that the pattern does not apply."""
+    rules, asked = Rules(), []
+
+    @rules.rewrite(lambda x, w: jnp.tanh(jnp.sin(x @ w)), when=lambda x, w: asked.append(w))
+    def fast(x: jax.Array, w: Diagonal):
+        return x
+
+    fn = jax.vmap(lambda x, w: jnp.tanh(jnp.sin(x @ w)))
+    v, x = Diagonal(jnp.ones((2, 3))), jnp.ones((2, 3))
+    np.testing.assert_allclose(
+        transform(fn, rules=rules)(x, v), fn(x, v.materialise()), rtol=1e-6
+    )
+    assert not asked

@@ -12,7 +12,7 @@ from reference.own import Scaled, V, Y
 
 import jaxrewrite
 from jaxrewrite import _compat, transform
-from jaxrewrite._staging import collector
+from jaxrewrite._staging import aliases, collector
 from jaxrewrite.values import Zero
 
 
@@ -557,3 +557,13 @@ def test_what_a_call_only_passes_on_stays_known():
     assert again is total
     assert y is jaxpr.jaxpr.invars[2]
     assert flag.val == False  # noqa: E712
+
+
+def test_what_nested_calls_pass_on_is_found_once_for_each():
+    """Each of 24 calls has the next one twice in it."""
+    fn = jax.jit(lambda x: x)
+    for _ in range(24):
+        fn = jax.jit(lambda x, inner=fn: inner(inner(x)))
+    jaxpr = jax.make_jaxpr(fn)(1.0).jaxpr
+    found = aliases.sources(jaxpr.eqns)
+    assert found == dict.fromkeys(jaxpr.outvars, jaxpr.invars[0])

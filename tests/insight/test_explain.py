@@ -575,3 +575,8 @@ def test_a_pallas_kernel_costs_its_grid():
     for fn in (call, jnp.sin):
         report = explain(fn)(jnp.ones((1024, 64)))
         assert (report.flops[0], report.bytes[0]) == (1024 * 64, 2 * 4 * 1024 * 64)
+
+
+def test_a_loop_of_no_turns_costs_nothing():
+    fn = lambda c: lax.scan(lambda c, _: (c @ c, None), c, length=0)[0]
+    assert explain(fn)(jnp.ones((4, 4))).flops == (0, 0)

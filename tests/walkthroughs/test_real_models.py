@@ -684,3 +684,19 @@ def test_pmap():
     np.testing.assert_allclose(
         transform(fn)(xs, v), fn(xs, jaxrewrite.materialise(v)), rtol=1e-5
     )
+
+
+def test_custom_rules_of_flax_leave_weights_as_they_are():
+    class Layer(nnx.Module):
+        def __init__(self, kernel):
+            self.kernel = nnx.Param(kernel)
+
+    product = nnx.custom_vjp(lambda layer, x: x @ layer.kernel.get_value())
+
+    def forward(layer, x):
+        return product(layer, x), x
+
+    product.defvjp(forward, lambda x, g: (g, g))
+    layer = Layer(values.Quantised.quantise(jnp.eye(4)))
+    transform(lambda layer, x: product(layer, x))(layer, jnp.ones((2, 4)))
+    assert type(layer.kernel.get_raw_value()) is values.Quantised

@@ -631,7 +631,8 @@ def _move(x: Masked, *starts: Any, primitive: Any, **params: Any) -> Any:
 def _assemble(*operands: Any, primitive: Any, **params: Any) -> Any:
     array = primitive.bind(*map(_array, operands), **params)
     mask = primitive.bind(*map(_mask, operands), **params)
-    return Masked(array, mask, _terms_of_any(operands))
+    terms = {x.terms for x in operands if isinstance(x, Masked)}
+    return Masked(array, mask, terms.pop() if len(terms) == 1 else None)
 
 
 @annotation_rule(Masked, "gather")

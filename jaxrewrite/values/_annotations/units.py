@@ -448,14 +448,16 @@ def _name_here(name: str) -> str:
         new = name.removesuffix(theirs) + ours
         if name not in _TABLE and name.endswith(theirs) and new in _TABLE:
             return new
-    return name
+    return _WHOLE_ALIASES.get(name, name)
 
 
 # Symbols and names that other packages have for units that have other ones here.
 _ALIASES = {
-    **{"d": "day", "a": "yr", "in": "inch", "l": "L", "T": "tesla", "\u00c5": "angstrom"},
-    **{"\u03a9": "ohm", "\u2126": "ohm", "Ohm": "ohm", "Angstrom": "angstrom"},
+    **{"l": "L", "T": "tesla", "\u00c5": "angstrom", "Angstrom": "angstrom"},
+    **{"\u03a9": "ohm", "\u2126": "ohm", "Ohm": "ohm"},
 }
+# Those that take no prefix: a hectare is no year.
+_WHOLE_ALIASES = {"d": "day", "a": "yr", "in": "inch"}
 
 
 def _from_pint(unit: Any) -> str:
