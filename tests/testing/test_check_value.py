@@ -850,9 +850,9 @@ def test_rules_that_compare_by_one_of_two_leaves_are_found():
     def _(a: By, b: By):
         return By(jnp.maximum(a.x, b.x), a.factor)
 
-    told = wrong(By, By(jnp.arange(1.0, 7).reshape(3, 2), jnp.float32(2)))
-    for name in ("eq", "lt", "max"):
-        assert f"{name} of two (other numbers in leaf 1) jit" in told
+    names = [f"{x} of two (other numbers in leaf 1) jit" for x in ("eq", "lt", "max")]
+    told = wrong(By, By(jnp.arange(1.0, 7).reshape(3, 2), jnp.float32(2)), only=names)
+    assert all(name in told for name in names)
 
 
 def test_rules_that_are_wrong_for_what_a_field_may_be_are_found():
@@ -863,8 +863,8 @@ def test_rules_that_are_wrong_for_what_a_field_may_be_are_found():
     def _(v: Of):
         return Of(-v.x, v.factor, v.first)
 
-    told = wrong(Of, Of(jnp.arange(1.0, 7).reshape(3, 2), jnp.float32(2)))
-    assert "neg (another 'first') jit" in told
+    value, name = Of(jnp.ones((3, 2)), jnp.float32(2)), "neg (another 'first') jit"
+    assert name in wrong(Of, value, only=[name])
 
 
 def test_rules_that_count_places_by_modulus_are_found():
@@ -881,11 +881,11 @@ def test_rules_that_count_places_by_modulus_are_found():
         parts = [Round(x, v.factor, v.first) for x in jax.lax.split(v.x, sizes, axis)]
         return parts[::-1] if len({*sizes}) == 1 else parts
 
-    for length in (3, 4):
+    names = ["dynamic_slice out of range jit", "split in halves jit"]
+    for length, count in ((3, 1), (4, 2)):
         x = jnp.arange(1.0, 2 * length + 1).reshape(length, 2)
-        told = wrong(Round, Round(x, jnp.float32(2)))
-        assert "dynamic_slice out of range" in told
-    assert "split in halves" in told
+        told = wrong(Round, Round(x, jnp.float32(2)), only=names[:count])
+        assert all(name in told for name in names[:count])
 
 
 def test_a_field_that_says_another_size_than_the_array_is_found():
@@ -896,6 +896,6 @@ def test_a_field_that_says_another_size_than_the_array_is_found():
         def materialise(self):
             return self.x
 
-    told = wrong(Sized, Sized(jnp.arange(3.0)))
+    told = wrong(Sized, Sized(jnp.arange(3.0)), only=["aval"])
     assert "Sized.size is 7 where that of materialise() is 3" in told
     check_value(Sized(jnp.arange(3.0), 3), only=["aval"])
