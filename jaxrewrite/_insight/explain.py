@@ -204,9 +204,9 @@ def _steps_of(
 ) -> Iterator[Step]:
     """A step for each record; for a match where all patterns declined, its equations' steps.
 
-    The last of these steps tells which patterns declined. Of a match on arrays alone there is a step
-    for that. A rule may hold equations on arrays
-    that were looked at as if there were values among them. They are no steps.
+    The last of these steps tells which patterns declined. Of a match on arrays alone there is a
+    step for that. A rule may hold equations on arrays that were looked at as if there were values
+    among them. They are no steps.
     """
     for record in records:
         if not _met_a_value(record):

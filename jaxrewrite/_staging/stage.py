@@ -49,7 +49,7 @@ from .._core.site import describe_operand, in_form
 from .._core.traces import Rewriting
 from .._core.value import Operand, Value, is_value
 from . import collector
-from .aliases import with_results_of_sources
+from .aliases import READING, WITH_RULES, with_results_of_sources
 from .closures import Staging, bodies_close_over, run_of, with_arrays_of_call
 from .donation import without_shared_donations
 from .program import Program
@@ -94,6 +94,8 @@ class Staged(NamedTuple):
     changing: Sequence[hooks.StagingHook]
     # A rule that uses the program again passes them on.
     warnings: Sequence[Notice]
+    # Whether it is for this call alone, because its results are without derivatives.
+    is_of_call: bool = False
 
     def is_cacheable(self) -> bool:
         """Whether the program is the same at each call."""
@@ -102,7 +104,8 @@ class Staged(NamedTuple):
             map(_compat.tracers_hidden_in, self.out_leaves or ())
         )
         hides_none = next(hidden, None) is None
-        return hides_none and not is_of_a_trace and self.program.is_cacheable()
+        is_kept = hides_none and not (is_of_a_trace or self.is_of_call)
+        return is_kept and self.program.is_cacheable()
 
     def is_spent(self) -> bool:
         """Whether the program holds arrays of a call that has ended."""
@@ -137,8 +140,9 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
     inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
     with use_settings(settings.of_traced()):
         traced, consts, out = _trace_user_function(arguments, tree, inputs, settings)
+        is_of_call = False
         if out.changing:  # A loop may store what it read, as layers of flax.nnx do.
-            traced = with_results_of_sources(traced)
+            traced, is_of_call = _with_results_read(traced)
     with collector.paused():
         builder = new_rewriter(Rewriting(settings))
         jaxpr = drop_dead_code(traced, builder.rewriting.data_flow(traced))
@@ -194,7 +198,20 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         any(map(is_leafless, tree_leaves(items, is_leafless))),
         out.changing,
         rewritten.warnings,
+        is_of_call,
     )
+
+
+def _with_results_read(jaxpr: Jaxpr) -> tuple[Jaxpr, bool]:
+    """The program, which returns arrays that it only read as they were, and whether it has no derivative.
+
+    While nothing is traced, a function with a derivative rule does no more than that either.
+    """
+    read = with_results_of_sources(jaxpr, READING)
+    if not _compat.nothing_is_traced():
+        return read, False
+    whole = with_results_of_sources(jaxpr, READING | WITH_RULES)
+    return whole, whole.outvars != read.outvars
 
 
 def _vars(jaxpr: Jaxpr) -> list[Any]:

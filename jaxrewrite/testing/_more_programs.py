@@ -105,9 +105,8 @@ def _rare_moves(v: Any, x: Any) -> Iterator[Named]:
     yield of("gather", filled, v, outside, how="out of range, fill")
     clipped = lambda v, i: v.at[i].get(mode="clip")
     yield of("gather", clipped, v, outside, how="out of range, clip")
-    start = jnp.asarray(
-        2 * len(x)
-    )  # It is the last row, and would be the first one by modulus.
+    # This is taken for the last row, and would be the first one by modulus.
+    start = jnp.asarray(2 * len(x))
     row = lambda v, i: lax.dynamic_slice_in_dim(v, i, 1)
     yield of("dynamic_slice", row, v, start, how="out of range")
     for axis, length in enumerate(x.shape):

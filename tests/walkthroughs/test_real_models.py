@@ -700,3 +700,49 @@ def test_custom_rules_of_flax_leave_weights_as_they_are():
     layer = Layer(values.Quantised.quantise(jnp.eye(4)))
     transform(lambda layer, x: product(layer, x))(layer, jnp.ones((2, 4)))
     assert type(layer.kernel.get_raw_value()) is values.Quantised
+
+
+@jax.custom_vjp
+def reversed_gradient(x):
+    return x
+
+
+reversed_gradient.defvjp(lambda x: (x, None), lambda _, g: (-3 * g,))
+
+
+@pytest.mark.parametrize(
+    "pass_on",
+    [
+        lax.stop_gradient,
+        reversed_gradient,
+        jax.jit(reversed_gradient),
+        jax.checkpoint(reversed_gradient),
+        lambda x: lax.scan(lambda c, _: (reversed_gradient(c), c), x, None, length=1)[0],
+    ],
+    ids=["stop", "rule", "jit", "checkpoint", "scan"],
+)
+def test_results_beside_a_variable_that_changes_keep_their_derivatives(pass_on):
+    """A function that returns what it got may have another derivative than the identity."""
+
+    class Counted(nnx.Module):
+        def __init__(self, kernel):
+            self.kernel, self.count = nnx.Param(kernel), nnx.Param(jnp.zeros(()))
+
+    def call(layer, x):
+        layer.count[...] = layer.count[...] + 1
+        layer.kernel[...] = pass_on(layer.kernel[...])
+        return pass_on(x), x @ layer.kernel[...]
+
+    def loss(leaves, kernel, wrap):
+        x, diagonal = leaves
+        layer = Counted(kernel(diagonal))
+        first, second = wrap(call)(layer, x)
+        rest = jaxrewrite.materialise(layer.kernel.get_raw_value())
+        return (first + second).sum() + (x @ rest).sum()
+
+    run = functools.partial(transform, materialise="allow")
+    leaves = jnp.array([1.0, 2.0]), jnp.array([3.0, 5.0])
+    run(call)(Counted(values.Diagonal(leaves[1])), leaves[0])  # The program may be kept.
+    got = jax.grad(loss)(leaves, values.Diagonal, run)
+    want = jax.grad(loss)(leaves, jnp.diag, lambda fn: fn)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-6), got, want)
