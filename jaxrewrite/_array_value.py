@@ -23,7 +23,7 @@ from ._core.avals import aval_of, avals_of, dense_aval, rule_children
 from ._core.dense import policy_on
 from ._core.errors import MaterialisationError, MaterialisationWarning, add_note
 from ._core.notices import Notice, warn
-from ._core.pytree import dataclass_fields
+from ._core.pytree import dataclass_fields, is_static
 from ._core.settings import current_settings
 from ._core.value import Value, is_value
 from ._staging.materialise import materialise
@@ -494,8 +494,7 @@ def _numbers_of_python(value: Value) -> Iterator[tuple[str, str]]:
     """The fields that are annotated as numbers or texts of Python, and are no metadata."""
     for f in dataclass_fields(type(value)):
         annotation = getattr(f.type, "__name__", f.type)
-        is_static = f.metadata.get("static", False)
-        if annotation in ("int", "bool", "str") and not is_static:
+        if annotation in ("int", "bool", "str") and not is_static(f):
             yield f.name, annotation
 
 

@@ -19,6 +19,7 @@ from jax.tree_util import keystr, tree_leaves, tree_leaves_with_path, tree_map
 
 from . import _compat
 from ._core.avals import aval_of, children
+from ._core.pytree import dataclass_fields, is_static
 from ._core.settings import current_settings, in_force
 from ._core.value import Value, is_value
 from ._staging.transform import dense
@@ -117,8 +118,8 @@ def _name(value: Value) -> str:
 
 def _metadata(value: Any) -> Iterator[str]:
     """The static fields that tell more than the shape, the dtype and the defaults do."""
-    for f in getattr(value, "__dataclass_fields__", {}).values():
-        if f.repr and f.metadata.get("static", False):
+    for f in dataclass_fields(type(value)):
+        if f.repr and is_static(f):
             content = getattr(value, f.name)
             if content not in (value.shape, value.dtype, f.default):
                 yield f"{f.name}={content!r}"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from .._core.pytree import dataclass_fields
+from .._core.pytree import dataclass_fields, is_static
 from .._core.value import Value
 
 
@@ -135,11 +135,7 @@ def _annotated_fields(cls: type) -> Fields:
 
 
 def _by_name(fields: Iterable[dataclasses.Field[Any]], name: str = "") -> Fields:
-    return {name or f.name: _is_static(f) for f in fields}
-
-
-def _is_static(f: dataclasses.Field[Any]) -> bool:
-    return bool(f.metadata.get("static", False))
+    return {name or f.name: is_static(f) for f in fields}
 
 
 # --- the notation -----------------------------------------------------------------------

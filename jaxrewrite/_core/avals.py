@@ -22,7 +22,7 @@ from jax.tree_util import (
 from .. import _compat
 from .._compat import Aval, ShapedArray
 from .caches import BoundedCache
-from .pytree import check_static_fields
+from .pytree import check_static_fields, dataclass_fields, is_static
 from .value import Value, is_value
 
 
@@ -160,8 +160,8 @@ def _check_is_whole(value: Value, error: Exception) -> None:
 def _contents_with(value: Value, is_empty: Callable[[Any], bool]) -> Iterator[str]:
     """The paths of contents of some kind, except for ``None`` where it is the default."""
     is_whole = lambda x: x is None or is_value(x)
-    for f in getattr(value, "__dataclass_fields__", {}).values():
-        if f.metadata.get("static"):
+    for f in dataclass_fields(type(value)):
+        if is_static(f):
             continue
         contents, _ = tree_flatten_with_path(getattr(value, f.name, None), is_leaf=is_whole)
         for path, content in contents:

@@ -108,7 +108,13 @@ class PyTree:
         return super().__new__(cls)
 
 
+def is_static(f: dataclasses.Field[Any]) -> bool:
+    """Whether a field is metadata, and not a child with arrays in it."""
+    return bool(f.metadata.get("static", False))
+
+
 def dataclass_fields(cls: type) -> Sequence[dataclasses.Field[Any]]:
+    """The fields of a class; none if it is no dataclass."""
     return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
 
 
@@ -217,7 +223,7 @@ def _is_registered(cls: type) -> bool:
 
 def _register(cls: Any) -> None:
     fields = dataclass_fields(cls)
-    static = [f.name for f in fields if f.metadata.get("static", False)]
+    static = [f.name for f in fields if is_static(f)]
     children = [f.name for f in fields if f.name not in static]
     _registering.cls = cls
     try:
@@ -305,8 +311,7 @@ def _constructor(
 def check_static_fields(value: object, names: Sequence[str] | None = None) -> None:
     """Raise `TypeError` if a static field cannot be part of a cache's key."""
     if names is None:
-        fields = getattr(value, "__dataclass_fields__", {}).values()
-        names = [f.name for f in fields if f.metadata.get("static", False)]
+        names = [f.name for f in dataclass_fields(type(value)) if is_static(f)]
     for name in names:
         content = getattr(value, name)
         try:

@@ -20,6 +20,7 @@ from .._axes.layout import leaves_of, shape_of
 from .._axes.methods import located
 from .._compat import same_array_type
 from .._core.avals import aval_of, avals_of, dense_aval, rule_children
+from .._core.pytree import dataclass_fields, is_static
 from ._oracle import difference, is_floating, neighbour, own_stack
 
 
@@ -179,8 +180,7 @@ def _same_array(x: Any, y: Any) -> bool:
 
 def static_fields(value: Any) -> list[Any]:
     """The fields of a value that are metadata."""
-    fields = getattr(value, "__dataclass_fields__", {}).values()
-    return [field for field in fields if field.metadata.get("static", False)]
+    return [field for field in dataclass_fields(type(value)) if is_static(field)]
 
 
 def _hints(cls: type) -> dict[str, Any]:
