@@ -80,7 +80,7 @@ def explain(
     >>> report.flops
     (30000.0, 200.0)
     """
-    check_function(fn)
+    check_function("explain", fn)
     policy = known_policy(materialise)
     # A report has all that would become dense.
     while_explained = "allow" if isinstance(policy, str) else policy

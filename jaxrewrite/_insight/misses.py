@@ -86,7 +86,7 @@ def near_misses(
     >>> print(miss.why)
     there is primitive 'integer_pow' at ..., where it has 'mul'
     """
-    check_function(fn)
+    check_function("near_misses", fn)
 
     def report(*args: Any, **kwargs: Any) -> NearMisses:
         settings = current_settings().refined(tables_of(rules), "allow")

@@ -135,7 +135,7 @@ def transform(
 def _transformed(
     fn: Callable[_P, _R], filter_spec: FilterSpec, rules: Tables, policy: Policy
 ) -> Transformed[_P, _R]:
-    check_function(fn)
+    check_function("transform", fn)
     known = known_policy(policy)
     return Transformed(fn, filter_spec, tables_of(rules), known)
 
@@ -164,10 +164,12 @@ def known_policy(policy: Policy) -> str | hooks.Policy:
     return hooks.policies[policy]() if policy in hooks.policies else policy
 
 
-def check_function(fn: Callable[..., Any]) -> None:
+def check_function(caller: str, fn: Callable[..., Any]) -> None:
     """Raise `TypeError` unless a call of ``fn`` runs its body."""
     if not callable(fn):
-        raise TypeError(f"transform takes a function, not a {type(fn).__name__}.")
+        raise TypeError(
+            f"{caller} takes a function, not an object of type {type(fn).__name__}."
+        )
     called = inspect.unwrap(fn)
     while isinstance(called, functools.partial):
         called = inspect.unwrap(called.func)

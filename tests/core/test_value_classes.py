@@ -1016,6 +1016,10 @@ class Odd(jaxrewrite.ArrayValue):
         ("sum", r"transformed function, or call jaxrewrite.numpy.sum\(value\)"),
         ("dot", r"or call jaxrewrite.numpy.dot\(value\)"),
         ("at", r"transformed function, or on jaxrewrite.materialise\(value\)"),
+        (
+            "block_until_ready",
+            r"transformed function, or on jaxrewrite.materialise\(value\)",
+        ),
         ("unknown", r"'Odd' object has no attribute 'unknown'$"),
         ("broken", "no_such_thing"),
     ],

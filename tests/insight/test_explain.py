@@ -281,7 +281,9 @@ def test_no_values_and_bad_programs():
     report = explain(lambda x: x + 1)(jnp.ones(2))
     assert report.steps == () and report.flops == (2, 2)
     assert str(report).endswith("implicit (1 of dense).")
-    with pytest.raises(TypeError, match="takes a function"):
+    with pytest.raises(
+        TypeError, match="explain takes a function, not an object of type int"
+    ):
         explain(3)
     with pytest.raises(ValueError, match=r"materialise= must be .*got <class .*Cheapest"):
         explain(jnp.sin, materialise=jaxrewrite.Cheapest)

@@ -47,6 +47,23 @@ def test_ready_types_become_dense_by_one_program(name, monkeypatch):
         np.testing.assert_allclose(got, jaxrewrite.materialise(v), rtol=1e-6, atol=1e-6)
 
 
+QUANTISED = values.Quantised.quantise(array(8, 4), axis=-1)
+AROUND = {
+    "Rescaled": lambda w: values.Rescaled(w, array(1, 4)),
+    "Lora": lambda w: values.Lora(w, array(8, 2), array(2, 4), 1.5),
+    "Dora": lambda w: values.Dora.of(values.Lora(w, array(8, 2), array(2, 4))),
+    "Scaled": lambda w: 2.0 * values.Sum((w, array(8, 4))),
+    "Concatenated": lambda w: values.Concatenated((w, w), -2),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.filterwarnings("error")
+def test_the_method_of_a_value_around_another_one_makes_it_dense(name):
+    got, want = (AROUND[name](w) for w in (QUANTISED, jaxrewrite.materialise(QUANTISED)))
+    np.testing.assert_allclose(got.materialise(), jaxrewrite.materialise(want), rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
 def test_a_fake_quantised_array_is_the_quantised_one(dtype):
     for seed in range(10):

@@ -443,7 +443,7 @@ class Short(values.Matrix):
     def solve(self, x, axis):
         return x[:-1]
 
-    def at(self, i, j):
+    def entries_at(self, i, j):
         return jnp.zeros(7)
 
     def known_diagonal(self):
@@ -463,7 +463,7 @@ _VECTOR = jnp.arange(1.0, 4.0)
     "method, fn, message",
     [
         ("apply", lambda v: v @ _VECTOR, r"shape \(2,\), and .* shape \(3,\) here"),
-        ("at", lambda v: v[1, 2], r"shape \(7,\), and .* shape \(1, 1\)"),
+        ("entries_at", lambda v: v[1, 2], r"shape \(7,\), and .* shape \(1, 1\)"),
         ("known_diagonal", jnp.trace, r"shape \(2,\), and .* shape \(3,\)"),
         ("known_inverse", jnp.linalg.inv, r"a list, and .* shape \(3, 3\)"),
         ("times_number", lambda v: 2 * v, r"shape \(2, 2\), and .* shape \(3, 3\)"),

@@ -302,7 +302,10 @@ def same_units(subject: str, operands: Sequence[Any]) -> Units:
     if len(units) > 1:
         hint = about_unknown(unknown_names(*units))
         if is_convertible(units):
-            hint = " Convert one of them, by Unitful.to."
+            hint = (
+                " Convert one of them, by Unitful.to; rules=values.converting_units does so for "
+                "floating numbers."
+            )
         elif NO_UNITS in units:
             hint += (
                 " Give units to the numbers without any, as in Unitful(1.0, "

@@ -44,7 +44,7 @@ def on_arrays(method: Callable[..., Any]) -> Any:
 
 # The methods of a matrix that return arrays, values, or several of these.
 METHODS = {
-    *("apply", "at", "block", "cast", "diagonal", "hadamard", "known_cholesky"),
+    *("apply", "block", "cast", "diagonal", "entries_at", "hadamard", "known_cholesky"),
     *("known_determinant", "known_diagonal", "known_eigenvalues", "known_eigh"),
     *("known_exponential", "known_inverse", "known_lower_part", "known_lu"),
     *("known_reduced_svd", "known_singular_values", "known_solution", "known_spectrum"),

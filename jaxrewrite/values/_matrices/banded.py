@@ -263,7 +263,7 @@ class Banded(_Bands):
         wide = jnp.broadcast_to(wide, (*wide.shape[:-2], k, wide.shape[-1]))
         return Banded(self.bands * _unsheared(wide), self.lower, self.upper)
 
-    def at(self, i: Any, j: Any) -> Any:
+    def entries_at(self, i: Any, j: Any) -> Any:
         row = self.upper + i - j
         k = self.bands.shape[-2]
         entries = self.bands[jnp.clip(row, 0, k - 1), j]
@@ -454,8 +454,8 @@ class Tridiagonal(_Bands):
             return Tridiagonal(self.lower, self.main + other.diagonal(), self.upper)
         return super().plus(other)
 
-    def at(self, i: Any, j: Any) -> Any:
-        return self.as_banded().at(i, j)
+    def entries_at(self, i: Any, j: Any) -> Any:
+        return self.as_banded().entries_at(i, j)
 
     def known_diagonal(self) -> Any:
         return self.main

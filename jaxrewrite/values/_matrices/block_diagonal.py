@@ -162,13 +162,13 @@ class BlockDiagonal(Matrix):
         blocks = _blocks_of(dense, self.blocks.shape[-3])
         return BlockDiagonal(blocks.reshape(self.blocks.shape))
 
-    def at(self, i: Any, j: Any) -> Any:
+    def entries_at(self, i: Any, j: Any) -> Any:
         p, q = self.blocks.shape[-2:]
         return zero_unless(i // p == j // q, self.blocks[..., i // p, i % p, j % q])
 
     def known_diagonal(self) -> Any:
         i = jnp.arange(min(self.shape[-2:]))
-        return self.at(i, i)
+        return self.entries_at(i, i)
 
     @property
     def solvable(self) -> bool:

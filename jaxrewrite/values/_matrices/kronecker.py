@@ -173,7 +173,7 @@ class Kronecker(Matrix):
     def cast(self, dtype: Any) -> Any:
         return self.map_factors(lambda factor: factor.astype(dtype))
 
-    def at(self, i: Any, j: Any) -> Any:
+    def entries_at(self, i: Any, j: Any) -> Any:
         entries = []
         for factor in reversed(self.factors):
             n, m = factor.shape
@@ -390,7 +390,7 @@ _outer_of_vectors = functools.partial(of_pairs, operator.mul)
 def _at(factor: Any, *places: Any) -> Any:
     """Entries of a factor at rows and columns, or the whole rows."""
     if isinstance(factor, Matrix):
-        return factor.at(*places) if len(places) == 2 else factor.rows_at(*places)
+        return factor.entries_at(*places) if len(places) == 2 else factor.rows_at(*places)
     take = lambda x, *places: x.at[places].get(mode="promise_in_bounds")
     return jaxrewrite.materialise(jaxrewrite.transform(take)(factor, *places))
 

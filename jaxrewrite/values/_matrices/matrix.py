@@ -202,31 +202,33 @@ class Matrix(LinearAlgebra, Structured):
             f"{name} says that it has entries, and does not define pick."
         )
 
-    def at(self, i: Int[Array, "*k"], j: Int[Array, "*k"]) -> Shaped[Array, "*k"] | Any:
+    def entries_at(
+        self, i: Int[Array, "*k"], j: Int[Array, "*k"]
+    ) -> Shaped[Array, "*k"] | Any:
         """The entries at rows and columns, arrays of one shape, of one matrix, not a stack."""
         return NotImplemented
 
     def rows_at(self, i: Int[Array, "*k"]) -> Shaped[Array, "*k m"] | Any:
         """The rows at indices in range, as an array, of one matrix, not a stack."""
         columns = jnp.arange(self.shape[-1])
-        return self.at(*jnp.broadcast_arrays(i[..., None], columns))
+        return self.entries_at(*jnp.broadcast_arrays(i[..., None], columns))
 
     def block(self, i: Int[Array, " k"], j: Int[Array, " l"]) -> Shaped[Array, "k l"] | Any:
         """The entries of some rows and columns, as an array, of one matrix, not a stack."""
-        return self.at(*jnp.meshgrid(i, j, indexing="ij"))
+        return self.entries_at(*jnp.meshgrid(i, j, indexing="ij"))
 
     def _times_entries(self, other: Any, i: Any, j: Any) -> Any:
         """``self * other``, if ``other`` knows its entries at the places of those of this matrix."""
         if self.batch or not isinstance(other, Matrix):
             return NotImplemented
-        entries = other.at(i, j)
+        entries = other.entries_at(i, j)
         if entries is NotImplemented:
             return NotImplemented
         return self.map_entries(lambda x: x * entries)
 
     def known_diagonal(self) -> Any:
         rows = jnp.arange(min(self.shape[-2:]))
-        return NotImplemented if self.batch else self.at(rows, rows)
+        return NotImplemented if self.batch else self.entries_at(rows, rows)
 
     def same_pattern(self, other: Any) -> bool:
         """Whether the entries of this and another value are at the same places."""
@@ -287,7 +289,7 @@ _SHAPES: Shapes = {
     "transposed": lambda v: (*v.batch, *v.shape[:-3:-1]),
     "times": lambda v, other: (*v.shape[:-1], other.shape[-1]),
     "rtimes": lambda v, other: (*other.shape[:-1], v.shape[-1]),
-    "at": lambda v, i, j: jnp.broadcast_shapes(i.shape, j.shape),
+    "entries_at": lambda v, i, j: jnp.broadcast_shapes(i.shape, j.shape),
     "rows_at": lambda v, i: (*i.shape, v.shape[-1]),
     "block": lambda v, i, j: (*i.shape, *j.shape),
     "row_sums": lambda v: tuple(v.shape[:-1]),
@@ -358,8 +360,8 @@ class _Transposed(Matrix):
         cast = self.matrix.cast(dtype)
         return cast if cast is NotImplemented else _Transposed(cast)
 
-    def at(self, i: Any, j: Any) -> Any:
-        return jaxrewrite.materialise(self.matrix.at(j, i))
+    def entries_at(self, i: Any, j: Any) -> Any:
+        return jaxrewrite.materialise(self.matrix.entries_at(j, i))
 
 
 def nan_if_any_is(x: Inexact[Array, "*batch ..."], batch: int) -> Any:

@@ -174,7 +174,7 @@ class Diagonal(OnDiagonal):
     def plus(self, other: Any) -> Any:
         return Diagonal(self.d + other.d) if isinstance(other, Diagonal) else NotImplemented
 
-    def at(self, i: Any, j: Any) -> Any:
+    def entries_at(self, i: Any, j: Any) -> Any:
         return zero_unless(i == j, self.d[i])
 
     def join(self, other: Any) -> Any:
@@ -238,7 +238,7 @@ class MultipleOfIdentity(OnDiagonal):
     def as_multiple(self) -> ScalarMatrix:
         return ScalarMatrix(self.c, self.rows)
 
-    def at(self, i: Any, j: Any) -> Any:
+    def entries_at(self, i: Any, j: Any) -> Any:
         return zero_unless(i == j, self.c)
 
     def known_diagonal(self) -> Any:
@@ -599,7 +599,7 @@ class Permutation(Matrix):
             return self.scaled_by(_at(other, self.order[..., None])[..., 0])
         if self.batch or not isinstance(other, Matrix):
             return NotImplemented
-        entries = other.at(jnp.arange(self.shape[-1]), self.order)
+        entries = other.entries_at(jnp.arange(self.shape[-1]), self.order)
         return NotImplemented if entries is NotImplemented else self.scaled_by(entries)
 
     def scaled_by(self, factors: Any) -> Any:
@@ -607,7 +607,7 @@ class Permutation(Matrix):
 
         return Product((Diagonal(factors), self))
 
-    def at(self, i: Any, j: Any) -> Any:
+    def entries_at(self, i: Any, j: Any) -> Any:
         return (self.order[i] == j).astype(self.of_dtype)
 
     def known_diagonal(self) -> Any:

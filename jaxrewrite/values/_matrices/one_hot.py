@@ -139,14 +139,14 @@ class Rows(Matrix):
         picked = jnp.take_along_axis(rows, at, -1, mode="fill", fill_value=0)[..., 0]
         return Picked(picked, self.indices, self.classes, self.axis)
 
-    def at(self, i: Any, j: Any) -> Any:
+    def entries_at(self, i: Any, j: Any) -> Any:
         if self.axis == -2:
             i, j = j, i
         return zero_unless(self.indices[..., i] == j, self.weights()[..., i])
 
     def known_diagonal(self) -> Any:
         i = jnp.arange(min(self.shape[-2:]))
-        return self.at(i, i)
+        return self.entries_at(i, i)
 
 
 class OneHot(Rows):

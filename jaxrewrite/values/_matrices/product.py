@@ -134,7 +134,7 @@ class Product(Matrix):
         rows = functools.reduce(jaxrewrite.transform(jnp.matmul), rest, rows_of_first)
         return jaxrewrite.materialise(rows).reshape(*i.shape, self.shape[-1])
 
-    def at(self, i: Any, j: Any) -> Any:
+    def entries_at(self, i: Any, j: Any) -> Any:
         """Rows of all factors but the last, times columns of that one.
 
         It is not known for so many entries that these take more memory than the dense matrix.

@@ -370,7 +370,7 @@ def _(v: Matrix, indices: Array, *, dimension_numbers: Any, **params: Any) -> An
     ):
         return NotImplemented
     of = v.transposed() if cut == [1] else v
-    read = of.at if len(cut) == 2 else of.rows_at
+    read = of.entries_at if len(cut) == 2 else of.rows_at
     # An index of a whole axis has no place but the first.
     places = [in_range(each[a], v.shape[a]) for a in cut]
     found = jaxrewrite.materialise(read(*places))

@@ -285,7 +285,7 @@ class Sparse(Matrix):
         rows, _ = self.places()
         return self.with_data(self.data * jnp.take_along_axis(factors, rows, -1))
 
-    def at(self, i: Any, j: Any) -> Any:
+    def entries_at(self, i: Any, j: Any) -> Any:
         """Sort the wanted places together with those of the entries, and compare."""
         asked = jnp.stack([i.reshape(-1), j.reshape(-1)], -1)
         indices = self.bcoo().indices

@@ -246,7 +246,7 @@ class NMSparse(Matrix):
             entries = jnp.where(here, other.values[..., s : s + 1, :], entries)
         return self.with_values(self.values * entries)
 
-    def at(self, i: Any, j: Any) -> Any:
+    def entries_at(self, i: Any, j: Any) -> Any:
         if self.in_rows:
             i, j = j, i
         group = i // self.m

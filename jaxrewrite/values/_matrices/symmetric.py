@@ -172,7 +172,7 @@ class Symmetric(Matrix):
         # The entry-by-entry product of positive definite matrices is one, too (Schur).
         return Symmetric(self.x * other.x, self.positive and other.positive)
 
-    def at(self, i: Any, j: Any) -> Any:
+    def entries_at(self, i: Any, j: Any) -> Any:
         return self.x[jnp.maximum(i, j), jnp.minimum(i, j)]
 
     def known_diagonal(self) -> Any:

@@ -207,7 +207,7 @@ class Toeplitz(Matrix):
         offsets = self.row.shape[-1] - 1 - jnp.arange(diagonals.shape[-1])
         return self.of_diagonals(jnp.where(offsets <= k, diagonals, 0), self.shape[-2])
 
-    def at(self, i: Any, j: Any) -> Any:
+    def entries_at(self, i: Any, j: Any) -> Any:
         return self.diagonals()[..., i - j + self.row.shape[-1] - 1]
 
     def known_diagonal(self) -> Any:
@@ -334,7 +334,7 @@ class Circulant(Matrix):
             return NotImplemented
         return Circulant(self.column + other.column)
 
-    def at(self, i: Any, j: Any) -> Any:
+    def entries_at(self, i: Any, j: Any) -> Any:
         return self.column[..., (i - j) % self.column.shape[-1]]
 
     def known_diagonal(self) -> Any:

@@ -184,7 +184,7 @@ class Triangular(Matrix):
             return Diagonal(self.diagonal() * other.diagonal())
         return self._with(self.x * self._turned(other._upright().x))
 
-    def at(self, i: Any, j: Any) -> Any:
+    def entries_at(self, i: Any, j: Any) -> Any:
         inside = i >= j if self.lower else i <= j
         return zero_unless(inside, self.x[j, i] if self.flipped else self.x[i, j])
 

@@ -135,8 +135,9 @@ class Dora(Adapted):
         return on_fields(_rescaled, self)
 
     def materialise(self) -> Any:
-        dense = self.lora.materialise()
-        return dense * _factor(self).astype(dense.dtype)
+        merged = self.lora.materialise()
+        dense = dataclasses.replace(self, w=jaxrewrite.materialise(self.w))
+        return merged * _factor(dense).astype(merged.dtype)
 
     @staticmethod
     def default(primitive: Any, values: Any, params: Any) -> Any:

@@ -132,7 +132,8 @@ class Lora(Adapted):
         return jax.ShapeDtypeStruct(self.change.aval().shape, self.w.dtype)
 
     def materialise(self) -> Any:
-        return _total(self, _base(self), self.change.materialise())
+        dense = dataclasses.replace(self, w=jaxrewrite.materialise(self.w))
+        return _total(dense, _base(dense), self.change.materialise())
 
     def merge(self) -> Array:
         """The dense array, for a model that is no longer trained.

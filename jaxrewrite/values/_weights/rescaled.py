@@ -81,7 +81,8 @@ class Rescaled(Multiplied):
         return jax.ShapeDtypeStruct(self.w.shape, self.w.dtype)
 
     def materialise(self) -> Any:
-        return blockwise(jnp.multiply, self.w, self.scale.astype(self.w.dtype))
+        w = jaxrewrite.materialise(self.w)
+        return blockwise(jnp.multiply, w, self.scale.astype(w.dtype))
 
     def scaled_axes(self) -> set[int]:
         """The axes along which the numbers differ."""
