@@ -55,6 +55,7 @@ from .jaxprs import (
     has_high_parameters as has_high_parameters,
     has_tracers as has_tracers,
     is_unplaced as is_unplaced,
+    literal_key as literal_key,
     name_of as name_of,
     names_of_operands as names_of_operands,
     names_of_results as names_of_results,

@@ -42,7 +42,7 @@ from jax.interpreters.partial_eval import (
     trace_to_jaxpr_dynamic,
 )
 
-from .avals import leaf_aval
+from .avals import is_array, leaf_aval
 from .modes import mode_for
 from .parameters import body_name
 from .types import (
@@ -239,7 +239,7 @@ def fingerprint(jaxpr: Any) -> Any:
 
     def of_atom(atom: Any) -> Any:
         if type(atom) is Literal:
-            return repr(atom.val), str(atom.aval)
+            return literal_key(atom)
         return numbers.setdefault(atom, len(numbers)), str(atom.aval)
 
     def of_param(param: Any) -> Any:
@@ -247,7 +247,7 @@ def fingerprint(jaxpr: Any) -> Any:
             return fingerprint(param)
         if isinstance(param, (tuple, list)):
             return tuple(map(of_param, param))
-        return str(param)
+        return _constant_key(param) if is_array(param) else str(param)
 
     def of_eqn(eqn: JaxprEqn) -> Any:
         params = [
@@ -269,6 +269,14 @@ def fingerprint(jaxpr: Any) -> Any:
 
 # The parameters of which each trace has another one. What is a user's is told by `derivative_of`.
 _OF_ONE_TRACE = ("fwd_jaxpr_thunk", "out_trees")
+
+
+def literal_key(literal: Any) -> Any:
+    """Equal for two literals only if they are the same number of one aval: 0.0 is not -0.0.
+
+    The text of a literal would not do: JAX rounds it, as NumPy's options for printing say.
+    """
+    return literal.aval, np.asarray(literal.val).tobytes()
 
 
 def _constant_key(const: Any) -> Any:

@@ -176,7 +176,9 @@ class Rewriting:
         if primitive in self.primitives_with_literals:
             for find in numbers:
                 operands = find(site.builder.analysis, site.eqn, operands)
-            key += tuple(repr(x.val) if type(x) is Literal else None for x in operands)
+            key += tuple(
+                _compat.literal_key(x) if type(x) is Literal else None for x in operands
+            )
         result = self.kept(key)
         if result is not None:
             return result

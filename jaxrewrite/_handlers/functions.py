@@ -180,9 +180,11 @@ def _ask(
 
     mapped = _along(apply, call.moving) if call.moving else _mapped(apply, call)
     mapped.__name__ = rule.name_for(called)
-    literals: list[str | None] = []
+    literals: list[Any] = []
     if rule.literals:
-        literals = [repr(x.val) if type(x) is Literal else None for x in operands]
+        literals = [
+            _compat.literal_key(x) if type(x) is Literal else None for x in operands
+        ]
     # The numbers 1 and True are equal, and are not the same argument.
     key = ("function", called, rule, *call, repr(call.statics), *literals)
     key = (*key, *avals_of(site.outvars))

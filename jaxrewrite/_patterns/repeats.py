@@ -286,12 +286,7 @@ def _is_same_number(a: Literal, b: Any) -> bool:
     """Whether an atom is a literal of the same aval and value; 0.0 and -0.0 differ."""
     if a is b:
         return True
-    if type(b) is not Literal or a.aval != b.aval:
-        return False
-    try:
-        return np.asarray(a.val).tobytes() == np.asarray(b.val).tobytes()
-    except TypeError:  # A literal of an extended dtype.
-        return False
+    return type(b) is Literal and _compat.literal_key(a) == _compat.literal_key(b)
 
 
 def _are_same(a: dict[str, Any], b: dict[str, Any]) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from .. import _compat
 from .._compat import Atom, JaxprEqn, Literal, Var
@@ -73,7 +72,7 @@ def _as_one(run: Sequence[Step], needed: set[Var]) -> Step:
 
     def number(atom: Atom) -> Hashable:
         if isinstance(atom, Literal):
-            return atom.aval, np.asarray(atom.val).tobytes()
+            return _compat.literal_key(atom)
         if atom not in numbers:
             numbers[atom] = len(numbers)
             inputs.append(atom)

@@ -7,6 +7,7 @@ import functools
 import inspect
 import pickle
 import sys
+import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import (
     Any,
@@ -378,9 +379,15 @@ def _has_values(tree: Tree) -> bool:
     return any(map(is_value, tree_leaves(tree, is_leaf=is_value)))
 
 
-def function_tree(fn: Callable[..., Any]) -> Tree:
+def function_tree(fn: object) -> Tree:
     """The function if it is itself a pytree, which may hold values; else ``None``."""
     return None if treedef_is_leaf(tree_structure(fn)) else fn
+
+
+def _may_own_programs(instance: object) -> bool:
+    """Whether the programs of a method can be kept with its object, which is no argument of them."""
+    is_weakly_referable = type(instance).__weakrefoffset__ != 0
+    return function_tree(instance) is None and is_weakly_referable
 
 
 class Transformed(Generic[_P, _R]):
@@ -470,6 +477,11 @@ class Transformed(Generic[_P, _R]):
     def __get__(self, instance: Any, owner: object = None) -> Any:
         if instance is None:
             return self
+        # A pytree prefix counts the object among the arguments.
+        is_for_any = isinstance(self._filter_spec, bool) or callable(self._filter_spec)
+        if is_for_any and _may_own_programs(instance):
+            method = types.MethodType(self._fn, instance)
+            return Transformed(method, self._filter_spec, self._rules, self._policy)
         return functools.partial(self, instance)
 
     def __repr__(self) -> str:

@@ -542,6 +542,23 @@ def test_calls_with_other_numbers_are_other_calls(rules, asked):
     assert asked == [2.0, 3.0]
 
 
+def test_functions_with_numbers_that_print_alike_are_two(rules, asked):
+    def scaled(number):
+        return jax.jit(lambda x: number * x)
+
+    first, second = map(scaled, (1.2344e-4, 1.23437e-4))
+
+    @rules.register(first)
+    def _(v: Twice):
+        asked.append("first")
+        return NotImplemented
+
+    jaxrewrite.transform(second, rules=rules, materialise="allow")(V)
+    assert asked == []
+    jaxrewrite.transform(first, rules=rules, materialise="allow")(V)
+    assert {*asked} == {"first"}
+
+
 def test_arrays_alone(asked):
     rules = jaxrewrite.Rules()
 

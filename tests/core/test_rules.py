@@ -759,6 +759,21 @@ def test_each_number_is_asked_once(rules, divided):
     assert divided == [2, 3]
 
 
+# Their texts are the same, where JAX or NumPy rounds them.
+ALIKE = 1.2344e-4, 1.23437e-4
+
+
+def test_numbers_that_print_alike_are_two(rules):
+    @rules.register("mul")
+    def _(v: A, x: Literal, **params):
+        return A(v.x * x.val)
+
+    fn = lambda v: [v * number for number in (*ALIKE, 1e-9, 1e-6)]
+    with np.printoptions(precision=3, suppress=True):
+        got = jaxrewrite.transform(fn, rules=rules)(A(X))
+    np.testing.assert_array_equal([v.x for v in got], fn(X))
+
+
 def test_literals_in_bodies_and_other_orders(rules):
     @rules.register("max", exchange="operands")
     def _(v: A, x: Literal):
