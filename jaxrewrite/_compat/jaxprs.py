@@ -247,7 +247,8 @@ def fingerprint(jaxpr: Any) -> Any:
             return fingerprint(param)
         if isinstance(param, (tuple, list)):
             return tuple(map(of_param, param))
-        return _constant_key(param) if is_array(param) else str(param)
+        # An axis may be a number of NumPy in one trace, and one of Python in another.
+        return _constant_key(param) if is_array(param) and np.ndim(param) else str(param)
 
     def of_eqn(eqn: JaxprEqn) -> Any:
         params = [

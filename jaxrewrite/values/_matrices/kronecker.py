@@ -242,7 +242,7 @@ class Kronecker(Matrix):
         for x in self.factors:
             is_negative = (diagonal_of(x).real[..., :1] < 0).any(-1)
             is_positive ^= is_negative
-            cholesky_factors.append(_lower(_chosen(is_negative, negated(x), x)))
+            cholesky_factors.append(_lower(_negated_where(is_negative, x)))
         root = jnp.where(is_positive, 1, jnp.nan).astype(self.dtype)
         first, *rest = cholesky_factors
         if isinstance(first, Identity):
@@ -360,14 +360,17 @@ def _lower(factor: Any) -> Any:
     return known_or(factor, "known_cholesky", lambda a: Triangular(dense_cholesky(a)))
 
 
-def _chosen(which: Any, x: Any, y: Any) -> Any:
-    """For each element of a batch one of two values of a structure, else the second.
-
-    An identity, which is positive, and its negative are of two structures.
-    """
-    if not same_structure(x, y):
-        return y
-    return jax.tree.map(lambda x, y: jnp.where(with_ndim(which, x.ndim), x, y), x, y)
+def _negated_where(which: Any, x: Any) -> Any:
+    """A matrix, or for some elements of a batch its negative."""
+    if isinstance(x, Identity):
+        return x  # It is positive.
+    negative = negated(x)
+    # An identity inside of it has no number. That of its negative has one.
+    positive = x if same_structure(x, negative) else negated(negative)
+    if not same_structure(positive, negative):
+        positive, negative = jaxrewrite.materialise((positive, negative))
+    chosen = lambda x, y: jnp.where(with_ndim(which, x.ndim), x, y)
+    return jax.tree.map(chosen, negative, positive)
 
 
 def _outer(a: Any, b: Any) -> Any:

@@ -48,11 +48,12 @@ def _least_squares(v: Any, b: Any, rcond: Any = None) -> tuple[Any, Any, Any, An
     dtype = jnp.result_type(v.dtype, b.dtype)
     v, columns = v.astype(dtype), b.astype(dtype).reshape(b.shape[0], -1)
     eps = jnp.finfo(dtype).eps
+    cuts = rcond is not None
     if rcond is None:
         rcond = max(v.shape) * eps
     sizes = nan_unless_finite(v.known_singular_values())
     tolerance = jnp.where(jnp.asarray(rcond) < 0, eps, rcond).astype(sizes.dtype)
-    x = pseudo_inverse_times(v, tolerance, columns, keeps_equal=True)
+    x = pseudo_inverse_times(v, tolerance, columns, keeps_equal=True, cuts=cuts)
     left = columns - dot_of(v, x)
     squares = jnp.sum(jnp.real(left * jnp.conj(left)), 0)
     rank = is_kept(sizes, tolerance, keeps_equal=True).sum()

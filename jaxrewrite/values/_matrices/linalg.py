@@ -24,7 +24,7 @@ from .._base.structured import alike, inexact
 from .algebra import is_known_hermitian, is_square
 from .low_rank import LowRank
 from .lu import LUFactor
-from .matrix import Matrix, swapped
+from .matrix import Matrix, nan_where, swapped
 from .pseudo_inverse import nan_unless_finite
 from .scaled import Scaled
 from .solutions import solution_along
@@ -140,7 +140,7 @@ def _nan_unless_definite(v: Any, factor: Any) -> Any:
         if inexact(x)
     ]
     is_bad = functools.reduce(jnp.logical_or, bad, jnp.zeros(v.shape[:-2], bool))
-    mark = lambda x: jnp.where(lax.expand_dims(is_bad, range(batch, x.ndim)), jnp.nan, x)
+    mark = lambda x: nan_where(lax.expand_dims(is_bad, range(batch, x.ndim)), x)
     return jax.tree.map(lambda x: mark(x) if inexact(x) else x, v)
 
 

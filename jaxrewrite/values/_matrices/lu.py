@@ -20,7 +20,7 @@ import jaxrewrite
 from jaxrewrite import register, same_structure
 
 from .._base.structured import Structured
-from .matrix import Matrix
+from .matrix import Matrix, nan_where
 from .scaled import Scaled
 from .sum import Sum
 
@@ -121,4 +121,4 @@ def _nan_unless_same(v: Any, other: Any, x: Any) -> Any:
     if all(first is second for first, second in pairs):
         return x
     same = jnp.stack([(first == second).all() for first, second in pairs]).all()
-    return jnp.where(same, x, jnp.nan)
+    return nan_where(~same, x)

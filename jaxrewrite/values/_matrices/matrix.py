@@ -367,7 +367,12 @@ class _Transposed(Matrix):
 def nan_if_any_is(x: Inexact[Array, "*batch ..."], batch: int) -> Any:
     """Make all numbers of a matrix NaN if one is, as LAPACK does when it fails."""
     axes = tuple(range(batch, x.ndim))
-    return jnp.where(jnp.isnan(x).any(axes, keepdims=True), jnp.nan, x) if axes else x
+    return nan_where(jnp.isnan(x).any(axes, keepdims=True), x) if axes else x
+
+
+def nan_where(is_nan: Any, x: Any) -> Any:
+    """Make some numbers NaN, and their derivatives, which those of a chosen constant are not."""
+    return x * jnp.where(is_nan, jnp.nan, 1)
 
 
 def check_square(cls: str, field: str, x: Any) -> None:

@@ -33,7 +33,15 @@ from .._base.structured import (
     zero_unless,
 )
 from .determinant import Determinant
-from .matrix import Matrix, adjoint, check_square, nan_if_any_is, on_axis, unpivoted
+from .matrix import (
+    Matrix,
+    adjoint,
+    check_square,
+    nan_if_any_is,
+    nan_where,
+    on_axis,
+    unpivoted,
+)
 from .product import Product, matrix_product
 
 
@@ -89,7 +97,7 @@ class OnDiagonal(Matrix):
     def known_cholesky(self) -> Any:
         def root(d: Any) -> Any:
             # The imaginary part of the diagonal is ignored, as in LAPACK.
-            root = jnp.sqrt(jnp.where(d.real > 0, d.real, jnp.nan))
+            root = jnp.sqrt(nan_where(~(d.real > 0), d.real))
             return nan_if_any_is(root, len(self.batch)).astype(self.dtype)
 
         return self.map_entries(root)

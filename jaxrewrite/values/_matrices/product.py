@@ -143,8 +143,10 @@ class Product(Matrix):
         if is_less(self.size, i.size * last.shape[-2]):
             return NotImplemented
         rows = _of(*self.factors[:-1])
-        of_each = _rows_of(rows, i), _rows_of(swapped(last), j)
-        left, right = map(jaxrewrite.materialise, of_each)
+        # JAX takes the rows of an empty matrix right at indices of one axis alone.
+        of_each = _rows_of(rows, i.reshape(-1)), _rows_of(swapped(last), j.reshape(-1))
+        dense = map(jaxrewrite.materialise, of_each)
+        left, right = (x.reshape(*i.shape, x.shape[-1]) for x in dense)
         axes = tuple(range(i.ndim))
         return contract(left, (*axes, "summed"), right, (*axes, "summed"), axes)
 

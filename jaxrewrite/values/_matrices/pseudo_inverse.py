@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import jaxrewrite
 
 from .algebra import dense_svd, dot_of, known_or, solve_columns
-from .matrix import Matrix, adjoint, swapped
+from .matrix import Matrix, adjoint, nan_where, swapped
 
 
 class PseudoInverse(Matrix):
@@ -86,7 +86,7 @@ def ask_for_dense(v: Any) -> None:
 
 def nan_unless_finite(size: Any) -> Any:
     """The singular values, all of which are NaN if one is not finite, as in LAPACK."""
-    return jnp.where(jnp.isfinite(size).all(-1, keepdims=True), size, jnp.nan)
+    return nan_where(~jnp.isfinite(size).all(-1, keepdims=True), size)
 
 
 def is_kept(size: Any, tolerance: Any, keeps_equal: bool) -> Any:
@@ -99,13 +99,33 @@ def is_kept(size: Any, tolerance: Any, keeps_equal: bool) -> Any:
     return (size > 0) & (size >= least) if keeps_equal else size > least
 
 
+def _by_turns(size: Any, kept: Any, moved: Any, u_b: Any, v_x: Any) -> Any:
+    r"""What the solution gains as vectors of kept and of cut singular values turn to each other.
+
+    Golub and Pereyra's derivative is that of a matrix whose cut singular values :math:`s_j` are zero.
+    With :math:`M = U^* dA V`, the derivative of the kept part has, for a kept :math:`s_i`,
+    :math:`s_i (s_i M_{ij} + s_j \bar M_{ji}) / (s_i^2 - s_j^2)` in the place of :math:`M_{ij}`,
+    and likewise for :math:`M_{ji}`. All are in the basis of the singular vectors.
+    """
+    is_pair = kept[:, None] & ~kept[None, :]
+    larger, smaller = size[:, None], size[None, :]
+    gap = jnp.where(is_pair, (larger - smaller) * (larger + smaller), 1)
+    weight = jnp.where(is_pair, smaller / gap, 0)
+    back = jnp.conj(moved.T)
+    of_right = weight * (smaller * moved + larger * back)  # i is kept, and j is cut.
+    of_left = weight * (smaller * back + larger * moved)
+    inverse = jnp.where(kept, 1 / jnp.where(kept, size, 1), 0)[:, None]
+    return inverse**2 * (of_left @ u_b) + jnp.conj(of_right.T) @ (inverse * v_x)
+
+
 def pseudo_inverse_times(
-    a: Any, tolerance: Any, b: Any, *, keeps_equal: bool = False
+    a: Any, tolerance: Any, b: Any, *, keeps_equal: bool = False, cuts: bool = False
 ) -> Any:
     r"""The pseudo-inverse of a matrix times an array of shape (\*batch, n, k).
 
     The matrix is an array, or a value that knows its `known_reduced_svd`. Such a value may become one
-    of another form, such as a stack.
+    of another form, such as a stack. ``cuts`` tells that singular values which do not count may
+    be far from zero. The derivative then has the turns of their vectors, too, of one matrix.
     """
     leaves, treedef = jax.tree.flatten(a)
     matrix_of = lambda leaves: jax.tree.unflatten(treedef, leaves)
@@ -133,9 +153,21 @@ def pseudo_inverse_times(
 
         x = product(leaves, tolerance, b)
         left = change(adjoint, b - dot_of(a, x))
-        times = lambda a, x: pseudo_inverse_times(a, tolerance, x, keeps_equal=keeps_equal)
-        tangent = times(a, b_dot - change(lambda a: a, x) + times(adjoint(a), left))
-        beside = change(adjoint, times(adjoint(a), x))
-        return x, tangent + beside - times(a, dot_of(a, beside))
+        times = functools.partial(
+            pseudo_inverse_times, tolerance=tolerance, keeps_equal=keeps_equal, cuts=cuts
+        )
+        tangent = times(a, b=b_dot - change(lambda a: a, x) + times(adjoint(a), b=left))
+        beside = change(adjoint, times(adjoint(a), b=x))
+        tangent = tangent + beside - times(a, b=dot_of(a, beside))
+        if cuts:
+            u, size, vh = known_or(a, "known_reduced_svd", dense_svd)
+            size = jaxrewrite.materialise(size)
+            kept = is_kept(size, tolerance, keeps_equal)
+            v = jaxrewrite.materialise(adjoint(vh))
+            moved = dot_of(adjoint(u), change(lambda a: a, v))
+            turned = _by_turns(size, kept, moved, dot_of(adjoint(u), b), dot_of(vh, x))
+            turned = dot_of(v, turned)
+            tangent = tangent + (turned if jnp.iscomplexobj(tangent) else turned.real)
+        return x, tangent
 
     return product(leaves, tolerance, b)

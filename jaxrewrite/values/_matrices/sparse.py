@@ -32,7 +32,7 @@ from jaxrewrite._display import brief
 from .._base.sizes import are_known, least_bound
 from .._base.structured import alike, concrete, is_known, on_known, over_batch, zero_unless
 from .iterative import BY_PRODUCTS
-from .matrix import Matrix, apply_dense, check_has_matrices
+from .matrix import Matrix, apply_dense, check_has_matrices, nan_where
 from .monomial import Diagonal, Identity
 from .sparse_products import is_vector, product, transposed_product
 
@@ -580,7 +580,7 @@ def _sparse_product(v: Sparse, w: Any, pairs: int | None, nse: int | None) -> Sp
     total = counts.astype(jnp.float32).sum()  # An integer might overflow.
     fits = (every.stored().sum() <= nse) & (ends[-1] <= pairs) & (total < 2.0**31)
     cut = jax.tree.map(lambda leaf: leaf[:nse], every).filled_up(max(nse, 0))
-    return cut.with_data(jnp.where(fits, cut.data, jnp.nan))
+    return cut.with_data(nan_where(~fits, cut.data))
 
 
 # --- products and solves ------------------------------------------------------------------

@@ -18,7 +18,7 @@ import jaxrewrite
 from .algebra import dot_of, known_of, on_fields
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
-from .matrix import swapped
+from .matrix import nan_where, swapped
 from .monomial import Diagonal, Identity, MultipleOfIdentity, OnDiagonal, svd_of_spectrum
 from .scaled import Scaled
 from .sum import Sum, solves_sums
@@ -98,7 +98,7 @@ def number_of_identity(x: Any) -> Any:
 
 def _finite(x: Scaled) -> Any:
     """The number of a multiple, or NaN if the zeros of the matrix times it are NaN."""
-    return jnp.where(jnp.isfinite(x.number), x.number, jnp.nan)
+    return nan_where(~jnp.isfinite(x.number), x.number)
 
 
 def as_diagonal(x: Any) -> Any:

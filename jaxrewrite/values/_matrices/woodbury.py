@@ -43,7 +43,7 @@ from .._base.structured import inexact
 from .algebra import LinearAlgebra, diagonal_of, dot, dot_of, known_or
 from .determinant import Determinant, power_of_two
 from .low_rank import LowRank
-from .matrix import adjoint, solve_factor
+from .matrix import adjoint, nan_where, solve_factor
 from .monomial import Diagonal
 from .spectral import Spectrum, as_diagonal, spectrum_of
 from .sum import Sum, SumSolver, solves_sums, sum_of
@@ -199,9 +199,8 @@ class _Update(SumSolver):
         x = once(b)
         # Each step is as good as the base is regular: nearly always one is enough.
         _, x, left_over, size = lax.while_loop(is_left, refined, (0, x, *residual(x)))
-        return jnp.where(
-            _norm(in_front * left_over, -2) <= _tolerance(x) * size, x, jnp.nan
-        )
+        is_exact = _norm(in_front * left_over, -2) <= _tolerance(x) * size
+        return nan_where(~is_exact, x)
 
     def _added(self) -> Any:
         """The largest terms that ``u @ v`` has on its diagonal, if they meet; a constant.

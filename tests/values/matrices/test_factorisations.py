@@ -137,6 +137,46 @@ def test_cholesky(name, bulk):
     assert_same(v.cholesky(), np.linalg.cholesky(np.asarray(v)), 1e-8)
 
 
+@pytest.mark.parametrize(
+    "v",
+    [
+        Diagonal(jnp.array([1.0, -1.0])),
+        ScalarMatrix(jnp.array(-1.0), 2),
+        BlockDiagonal(jnp.stack([jnp.eye(2), -jnp.eye(2)])),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+@pytest.mark.parametrize(
+    "fn",
+    [
+        jnp.linalg.cholesky,
+        lambda v: scipy_in_jax.cho_solve(scipy_in_jax.cho_factor(v), jnp.ones(v.shape[0])),
+    ],
+    ids=["factor", "solution"],
+)
+def test_what_has_no_cholesky_factor_has_no_derivative(v, fn):
+    """A derivative of zero would look like a minimum."""
+    loss = lambda v: jaxrewrite.materialise(forbid(fn)(v)).sum()
+    dense = lambda v: fn(jaxrewrite.materialise(v)).sum()
+    assert jnp.isnan(loss(v))
+    (got,), (want,) = (jax.tree.leaves(jax.grad(f)(v)) for f in (loss, dense))
+    np.testing.assert_array_equal(jnp.isnan(got), jnp.isnan(want))
+    assert jnp.isnan(got).any()
+
+
+def test_a_factor_that_is_negative_holds_an_identity():
+    """An even number of them makes a positive definite product."""
+    negative = Symmetric(-positive(2))
+    check(
+        Kronecker(Kronecker(Identity(2, negative.dtype), negative), negative),
+        jnp.linalg.cholesky,
+    )
+    v = Kronecker(Circulant(jnp.array([-5.0, 1.0])) + Identity(2), negative)
+    fn = functools.partial(scipy_in_jax.cholesky, lower=True)
+    got = jaxrewrite.transform(fn, materialise="allow")(v).materialise()
+    assert_same(got, fn(v.materialise()), 1e-8)
+
+
 _WITH_EIGENVECTORS = [x for x in POSITIVE if x not in ("tridiagonal", "banded")]
 
 

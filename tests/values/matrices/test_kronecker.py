@@ -12,6 +12,7 @@ from oracle import forbid, made_dense
 import jaxrewrite
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
+    Banded,
     BlockDiagonal,
     Circulant,
     Diagonal,
@@ -21,6 +22,7 @@ from jaxrewrite.values import (
     Permutation,
     Picked,
     Product,
+    Symmetric,
     Tagged,
     Toeplitz,
     Triangular,
@@ -95,6 +97,15 @@ def test_the_sign_of_a_permutation_of_a_dtype_without_signs(dtype):
 
 
 # --- blocks -----------------------------------------------------------------------------
+
+
+def test_empty_products_have_entries():
+    empty = Product((Symmetric(jnp.ones((0, 0))), Triangular(jnp.ones((0, 0)))))
+    band = Banded(jnp.ones((3, 0)), 1, 1)
+    assert jaxrewrite.transform(jnp.multiply)(band, empty).shape == (0, 0)
+    for v in (band, BlockDiagonal(jnp.ones((1, 0, 0)))):
+        summed = jaxrewrite.transform(lambda a, b: jnp.einsum("ij,ji->i", a, b))(v, empty)
+        assert summed.shape == (0,)
 
 
 def test_blocks_keep_blocks():

@@ -277,6 +277,33 @@ def test_a_singular_value_as_large_as_the_tolerance_counts():
     assert_same(forbid(fn)(v), fn(v.materialise()), 1e-9)
 
 
+@pytest.mark.parametrize(
+    "v",
+    [
+        BlockDiagonal(normal(0, 2, 4, 2)),
+        BlockDiagonal(normal(1, 2, 2, 3, is_complex=True)),
+        LowRank(normal(2, 6, 4), normal(3, 4, 5)),
+    ],
+    ids=["tall", "complex", "low rank"],
+)
+def test_vectors_of_cut_singular_values_turn(v):
+    """Derivatives where the tolerance cuts numbers that are far from zero."""
+    y = normal(4, v.shape[0])
+    sizes = jnp.linalg.svd(v.materialise(), compute_uv=False)
+    assert (sizes < 0.6 * sizes[0]).any() and sizes[2] > 0.1 * sizes[0]
+    moving, whole = floating(v)
+
+    def fitted(a):
+        return jnp.sin(jnp.linalg.lstsq(a, y, rcond=0.6)[0]).real.sum()
+
+    mine = lambda leaves: forbid(fitted)(whole(leaves))
+    dense = lambda leaves: fitted(whole(leaves).materialise())
+    assert_same(jax.grad(mine)(moving), jax.grad(dense)(moving), 1e-9)
+    along = [0.1 * x for x in moving]
+    twice = lambda fn: jax.jvp(jax.grad(fn), (moving,), (along,))[1]
+    assert_same(twice(mine), twice(dense), 1e-8)
+
+
 @pytest.mark.parametrize("name", ["circulant", "tall low rank"])
 def test_results_that_need_no_right_side(name):
     """JAX drops it from the call, which is then one of no function."""
