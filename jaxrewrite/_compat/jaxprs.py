@@ -57,7 +57,7 @@ from .types import (
     Tracer,
     Var,
 )
-from .wrappers import JAXPRS, derivative_of
+from .wrappers import JAXPRS, RULES, derivative_of
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
@@ -252,9 +252,7 @@ def fingerprint(jaxpr: Any) -> Any:
 
     def of_eqn(eqn: JaxprEqn) -> Any:
         params = [
-            (name, id(derivative_of(param)))
-            if name in ("bwd", "jvp_jaxpr_fun")
-            else (name, of_param(param))
+            (name, id(derivative_of(param))) if name in RULES else (name, of_param(param))
             for name, param in eqn.params.items()
             if name not in _OF_ONE_TRACE
         ]
@@ -268,8 +266,8 @@ def fingerprint(jaxpr: Any) -> Any:
     return origin, consts, ins, eqns, tuple(map(of_atom, jaxpr.outvars))
 
 
-# The parameters of which each trace has another one. What is a user's is told by `derivative_of`.
-_OF_ONE_TRACE = ("fwd_jaxpr_thunk", "out_trees")
+# The parameters of which each trace has another one.
+_OF_ONE_TRACE = ("out_trees",)
 
 
 def literal_key(literal: Any) -> Any:

@@ -119,20 +119,25 @@ def _forget(thunk: WrappedFun, perturbed: tuple[bool, ...]) -> None:
 def same_derivatives(a: JaxprEqn, b: JaxprEqn) -> bool:
     """Whether two calls of functions have the same rules for their derivatives, if any."""
     derivatives = [
-        [derivative_of(eqn.params.get(name)) for name in ("jvp_jaxpr_fun", "bwd")]
-        for eqn in (a, b)
+        [derivative_of(eqn.params.get(name)) for name in RULES] for eqn in (a, b)
     ]
     return all(x is y for x, y in zip(*derivatives, strict=True))
+
+
+# The parameters with a user's rules for derivatives.
+RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd")
 
 
 def derivative_of(fn: Any) -> Any:
     """A user's rule for derivatives inside of JAX's wrappers."""
     while is_wrapped_function(fn):
         held = _captured(_captured(fn.f).get("fn", fn.f))
-        names = ("jvp", "jvp_jaxpr_fun", "bwd")
+        names = ("jvp", "fwd", *RULES)
         inner = [held[name] for name in names if is_wrapped_function(held.get(name))]
         fn = inner[0] if inner else fn.f
-    return fn
+    # With ``optimize_remat`` JAX makes another wrapper at each call.
+    held = _captured(fn)
+    return held["fwd"] if "debug_fwd" in held else fn
 
 
 def closes_over_tracers(rule: Any) -> bool:

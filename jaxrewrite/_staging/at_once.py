@@ -16,6 +16,7 @@ from .. import _compat
 from .._core.caches import cached
 from .._core.dead_code import drop_dead_code
 from .._core.errors import MaterialisationError
+from .._core.settings import current_settings
 
 
 ARRAYS_OF_JAX: set[type] = {_compat.ArrayImpl}
@@ -61,7 +62,9 @@ def at_once(fn: Callable[[Any], Any], value: Any) -> Any:
     except TypeError:  # The metadata is not hashable.
         return fn(value)
     avals = tuple([_compat.leaf_aval(x) for x in leaves])
-    program = _program(fn, treedef, avals, _compat.trace_context())
+    # The function may have transforms inside, whose rules may change.
+    settings = current_settings().key()
+    program = _program(fn, treedef, avals, (settings, _compat.trace_context()))
     return fn(value) if program is None else program(*leaves)
 
 

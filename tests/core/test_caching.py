@@ -253,15 +253,40 @@ def test_methods_of_equal_objects_have_programs_of_their_own():
         def apply(self, v):
             return v * self.scale
 
+        @transform
+        def __call__(self, v):
+            return v * self.scale
+
     twice, fivefold = Layer(2.0), Layer(5.0)
     assert twice == fivefold
     for layer in (twice, fivefold, twice):
-        got = transform(layer.apply)(Doubled(X))
-        np.testing.assert_allclose(got, X * 2 * layer.scale)
+        for fn in (transform(layer.apply), layer, layer.__call__):
+            np.testing.assert_allclose(fn(Doubled(X)), X * 2 * layer.scale)
+    np.testing.assert_allclose(Layer.__call__(Layer(3.0), Doubled(X)), X * 6)
     refs = weakref.ref(twice), weakref.ref(fivefold)
-    del twice, fivefold, layer
+    del twice, fivefold, layer, fn
     gc.collect()
     assert [ref() for ref in refs] == [None, None]
+
+
+def test_a_dense_value_follows_the_rules_of_the_value_inside():
+    class Inner(Doubled):
+        pass
+
+    class Outer(jaxrewrite.ArrayValue):
+        inner: Inner
+
+        def materialise(self):
+            return self.inner * 3.0 + 1
+
+    value = Outer(Inner(X))
+    for factor in (5.0, 7.0):
+
+        @jaxrewrite.register("mul")
+        def _(v: Inner, y: jax.Array, *, factor=factor, **params):
+            return v.x * factor
+
+        assert jaxrewrite.materialise(value).tolist() == (X * factor + 1).tolist()
 
 
 def test_unhashable_static_arguments_are_staged_each_time():

@@ -851,6 +851,23 @@ def make_scaling(factor):
     return scaling
 
 
+def make_saving(factor, **options):
+    @jax.custom_vjp
+    def saving(x):
+        return x + 0
+
+    saving.defvjp(lambda x: (x + 0, factor), _times_saved, **options)
+    return saving
+
+
+def _times_saved(factor, ct):
+    return (factor * ct,)
+
+
+def make_saving_less(factor):
+    return make_saving(factor, optimize_remat=True)
+
+
 def make_surrogate(factor):
     @jax.custom_jvp
     def surrogate(x):
@@ -870,7 +887,9 @@ def make_sum(number):
     return summed
 
 
-@pytest.mark.parametrize("make", [make_scaling, make_surrogate, make_sum])
+@pytest.mark.parametrize(
+    "make", [make_scaling, make_saving, make_saving_less, make_surrogate, make_sum]
+)
 def test_functions_of_one_line_that_differ(asked, make):
     rules = jaxrewrite.Rules()
     one, two = make(1.0), make(2.0)
