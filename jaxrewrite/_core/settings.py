@@ -8,7 +8,7 @@ staged, but for the rules for arrays alone: they are applied once, to what it wa
 from __future__ import annotations
 
 import contextlib
-import threading
+import contextvars
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -68,15 +68,12 @@ class Settings(NamedTuple):
         return (*state, *self.rules.left(), *self.rules.state())
 
 
-class _Local(threading.local):
-    settings = Settings(RulesInForce(), "warn")
-
-
-_local = _Local()
+# Of each thread, and of each task of asyncio.
+_settings = contextvars.ContextVar("settings", default=Settings(RulesInForce(), "warn"))
 
 
 def current_settings() -> Settings:
-    return _local.settings
+    return _settings.get()
 
 
 # JAX keeps functions under `jax.jit`, branches and bodies of loops as they were traced. What was
@@ -93,9 +90,9 @@ def use_settings(settings: Settings) -> Iterator[None]:
 @contextlib.contextmanager
 def in_force(settings: Settings) -> Iterator[None]:
     """Let the code inside rewrite with these settings; JAX's caches are not told of them."""
-    before = _local.settings
-    _local.settings = settings
+    before = _settings.get()
+    _settings.set(settings)
     try:
         yield
     finally:
-        _local.settings = before
+        _settings.set(before)

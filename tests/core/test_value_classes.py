@@ -1,5 +1,6 @@
 """How a class becomes a dataclass and a pytree."""
 
+import asyncio
 import copy
 import dataclasses
 import functools
@@ -14,6 +15,7 @@ import re
 import subprocess
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
@@ -624,6 +626,34 @@ def test_nothing_takes_a_value_for_an_array():
         np.testing.assert_array_equal(X + v, X + np.asarray(v))
     assert jnp.shape(v) == v.shape and jnp.ndim(v) == v.ndim
     assert jax.tree.map(lambda x: x, v) is not v
+
+
+def test_a_region_without_dense_values_is_one_of_a_task():
+    def is_allowed():
+        try:
+            jaxrewrite.transform(jnp.sort)(EXAMPLES[0])
+        except jaxrewrite.MaterialisationError:
+            return False
+        return True
+
+    async def forbidding(others):
+        """Leave the region after a task has entered one, and before it leaves that."""
+        with jaxrewrite.no_materialise():
+            for _ in range(others):
+                await asyncio.sleep(0)
+            return is_allowed()
+
+    async def free():
+        await asyncio.sleep(0)
+        return is_allowed()
+
+    async def tasks():
+        return await asyncio.gather(forbidding(2), forbidding(4), free())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", jaxrewrite.MaterialisationWarning)
+        assert asyncio.run(tasks()) == [False, False, True]
+        assert is_allowed()
 
 
 # --- two types with fields of the same names ---------------------------------------
