@@ -68,8 +68,9 @@ class Settings(NamedTuple):
         return (*state, *self.rules.left(), *self.rules.state())
 
 
-# Of each thread, and of each task of asyncio.
-_settings = contextvars.ContextVar("settings", default=Settings(RulesInForce(), "warn"))
+_DEFAULT = Settings(RulesInForce(), "warn")
+# Those of each thread, and of each task of asyncio.
+_settings = contextvars.ContextVar("settings", default=_DEFAULT)
 
 
 def current_settings() -> Settings:
