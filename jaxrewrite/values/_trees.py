@@ -355,7 +355,8 @@ def train_only(optimiser: Any, labels: Callable[[Any], Any]) -> Any:
     Parameters
     ----------
     optimiser
-        An `optax.GradientTransformation`, such as ``optax.adamw(1e-3)``.
+        An `optax.GradientTransformation`, such as ``optax.adamw(1e-3)``, or any other object with
+        the functions ``init`` and ``update``, such as an `optax.MultiSteps`.
     labels
         A function of the parameters that returns their labels, as `freeze` does:
         ``lambda params: freeze(params, {Lora: ["w"]})``.
@@ -363,12 +364,13 @@ def train_only(optimiser: Any, labels: Callable[[Any], Any]) -> Any:
     Returns
     -------
     Any
-        An optimiser of the same type. Its ``update`` needs the parameters.
+        An optimiser of the same type, if that is a named tuple, as those of Optax are. Else a named
+        tuple of ``init`` and ``update``. Its ``update`` needs the parameters.
 
     Raises
     ------
     TypeError
-        If ``labels`` is no function.
+        If ``optimiser`` has no ``init`` and ``update``, or ``labels`` is no function.
     ValueError
         If ``update`` is called without the parameters.
 
@@ -388,6 +390,12 @@ def train_only(optimiser: Any, labels: Callable[[Any], Any]) -> Any:
     (dtype('int8'), Array([[-0.1, -0.1, -0.1, -0.1]], dtype=float32))
     """
 
+    parts = (getattr(optimiser, name, None) for name in ("init", "update"))
+    if isinstance(optimiser, type) or not all(map(callable, parts)):
+        raise TypeError(
+            f"train_only: optimiser is {optimiser!r}. It must have functions init and update, as "
+            "optax.adam(1e-3) has."
+        )
     if not callable(labels):
         raise TypeError(
             f"train_only: labels is a {type(labels).__name__}. It must be a function of the "
@@ -408,7 +416,14 @@ def train_only(optimiser: Any, labels: Callable[[Any], Any]) -> Any:
         updates, state = optimiser.update(updates, state, trained, **extra)
         return combine(updates, jax.tree.map(jnp.zeros_like, frozen)), state
 
-    return optimiser._replace(init=init, update=update)
+    return getattr(optimiser, "_replace", _Optimiser)(init=init, update=update)
+
+
+class _Optimiser(NamedTuple):
+    """What Optax calls a gradient transformation."""
+
+    init: Callable[..., Any]
+    update: Callable[..., Any]
 
 
 class Bytes(NamedTuple):

@@ -181,8 +181,36 @@ def test_an_optimiser_of_all_leaves_trains_some(no_leak_checks):
         assert all(jax.tree.leaves(same))
     with pytest.raises(TypeError, match="labels is a dict. It must be a function"):
         train_only(optax.sgd(0.1), {})
+    for wrong in (optax.sgd, optax.MultiSteps, None):
+        with pytest.raises(TypeError, match="optimiser is .* functions init and update"):
+            train_only(wrong, labels)
     with pytest.raises(ValueError, match="needs the parameters"):
         whole.update(params, want[1])
+
+
+def test_an_optimiser_is_any_object_with_the_two_functions():
+    """MultiSteps is no named tuple. Its two small steps are one with the mean of their gradients."""
+    v = adapted(8)
+    labels = lambda v: freeze(v, {Lora: ["w"]})
+    optimiser = train_only(optax.MultiSteps(optax.sgd(0.1), 2), labels)
+    chained = optax.chain(optimiser, optax.scale(1.0))
+    once = train_only(optax.sgd(0.1), labels)
+    gradients = [
+        jax.grad(loss, allow_int=True)(v, X[half], Y[half])
+        for half in (slice(8), slice(8, 16))
+    ]
+    mean = jax.tree.map(
+        lambda x, y: x if x.dtype == jax.dtypes.float0 else (x + y) / 2, *gradients
+    )
+    want = optax.apply_updates(v, once.update(mean, once.init(v), v)[0])
+    for of_two in (optimiser, chained):
+        got, state = v, of_two.init(v)
+        for gradient in gradients:
+            updates, state = jax.jit(of_two.update)(gradient, state, got)
+            got = optax.apply_updates(got, updates)
+        for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert g.dtype == w.dtype
+            np.testing.assert_allclose(np.float32(g), np.float32(w), rtol=1e-4, atol=1e-6)
 
 
 def test_adapted_experts_out_of_a_stack_stay_adapted():
