@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import keystr
 from jaxtyping import Array
 
 import jaxrewrite
@@ -314,6 +316,14 @@ def partition(tree: Any, labels: Any) -> tuple[Any, Any]:
     part. So a gradient, or an optimiser, of the first part does not see the second.
     `combine` puts the parts together.
 
+    Raises
+    ------
+    TypeError
+        If a label is no string, as in a mask of booleans.
+    ValueError
+        If a label is nearly ``"freeze"``, such as ``"frozen"`` or ``"Freeze"``, and so would be
+        taken for one of your own, which trains the leaf.
+
     Examples
     --------
     The weight keeps its 4-bit integers:
@@ -330,10 +340,39 @@ def partition(tree: Any, labels: Any) -> tuple[Any, Any]:
     >>> gradient(trained, jnp.ones(64)).b.shape
     (1, 4)
     """
-    part = lambda is_frozen: jax.tree.map(
-        lambda x, label: x if (label == "freeze") is is_frozen else None, tree, labels
+    return _partition("partition", tree, labels)
+
+
+def _partition(caller: str, tree: Any, labels: Any) -> tuple[Any, Any]:
+    is_frozen = jax.tree_util.tree_map_with_path(
+        lambda path, _, label: _freezes(caller, path, label), tree, labels
+    )
+    part = lambda which: jax.tree.map(
+        lambda x, frozen: x if frozen is which else None, tree, is_frozen
     )
     return part(False), part(True)
+
+
+def _freezes(caller: str, path: Any, label: Any) -> bool:
+    """Whether a label freezes its leaf; raise for one that is surely meant in another way."""
+    where = keystr(path, simple=True, separator="/") or "the leaf"
+    if not isinstance(label, str):
+        raise TypeError(
+            f"{caller}: the label of {where} is {label!r}; it must be a string: "
+            '"freeze", "train", or one of your own.'
+        )
+    if label != "freeze" and _is_nearly_freeze(label.strip().casefold()):
+        raise ValueError(
+            f'{caller}: the label of {where} is {label!r}, which is not "freeze". A leaf with '
+            'any other label is trained, so write "freeze", or a name that is less alike.'
+        )
+    return label == "freeze"
+
+
+def _is_nearly_freeze(word: str) -> bool:
+    """Whether a word is a misspelling; "free" is not alike enough, and "unfreeze" means to train."""
+    is_near = lambda: difflib.get_close_matches(word, ("freeze", "frozen"), cutoff=0.82)
+    return word.startswith("fr") and bool(is_near())
 
 
 def combine(*parts: Any) -> Any:
@@ -370,9 +409,11 @@ def train_only(optimiser: Any, labels: Callable[[Any], Any]) -> Any:
     Raises
     ------
     TypeError
-        If ``optimiser`` has no ``init`` and ``update``, or ``labels`` is no function.
+        If ``optimiser`` has no ``init`` and ``update``, or ``labels`` is no function. By ``init`` and
+        ``update``, of labels that are no strings, as in `partition`.
     ValueError
-        If ``update`` is called without the parameters.
+        If ``update`` is called without the parameters. By ``init`` and ``update``, of labels that are
+        nearly ``"freeze"``.
 
     Examples
     --------
@@ -403,7 +444,7 @@ def train_only(optimiser: Any, labels: Callable[[Any], Any]) -> Any:
         )
 
     def init(params: Any) -> Any:
-        return optimiser.init(partition(params, labels(params))[0])
+        return optimiser.init(_partition("train_only", params, labels(params))[0])
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         if params is None:
@@ -411,8 +452,8 @@ def train_only(optimiser: Any, labels: Callable[[Any], Any]) -> Any:
                 "train_only: update needs the parameters, as its third argument."
             )
         of_params = labels(params)
-        trained, frozen = partition(params, of_params)
-        updates, _ = partition(updates, of_params)
+        trained, frozen = _partition("train_only", params, of_params)
+        updates, _ = _partition("train_only", updates, of_params)
         updates, state = optimiser.update(updates, state, trained, **extra)
         return combine(updates, jax.tree.map(jnp.zeros_like, frozen)), state
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.test_util
 import numpy as np
+import optax
 import pytest
 from choose import often
 from jax import lax
@@ -26,6 +27,7 @@ from jaxrewrite.values import (
     freeze,
     merge,
     partition,
+    train_only,
 )
 
 
@@ -384,6 +386,31 @@ def test_labels_of_ones_own_are_trained():
     trained, frozen = partition(v, labels)
     assert [x.shape for x in jax.tree.leaves(trained)] == [(64, 2), (2, 5)]
     assert [x.shape for x in jax.tree.leaves(frozen)] == [(5,), (64, 5)]
+    for free in ("free", "unfrozen", "fresh", "Train", ""):
+        assert partition(v, freeze(v, {Lora: {"b": free}}))[1]["kernel"].b is None
+
+
+@pytest.mark.parametrize("by", ["partition", "train_only"])
+@pytest.mark.parametrize(
+    "label, error",
+    [
+        *((x, ValueError) for x in ("frozen", "Freeze", "FREEZE", "freeze ", "freez")),
+        *((x, TypeError) for x in (True, False, None, 0)),
+    ],
+)
+def test_labels_that_are_surely_mistakes_are_refused(label, error, by):
+    """They would train a leaf that is meant to be frozen."""
+    v = {"kernel": Lora(W, A, B), "bias": jnp.ones(5)}
+    labels = {"kernel": freeze(v["kernel"], {Lora: ["w"]}), "bias": label}
+    split = {"partition": partition, "train_only": of_an_optimiser}[by]
+    with pytest.raises(error, match=f"{by}: the label of bias is {label!r}"):
+        split(v, labels)
+    with pytest.raises(error, match="label of kernel/w is"):
+        split(v, freeze(v, {Lora: {"w": label}}))
+
+
+def of_an_optimiser(params, labels):
+    return train_only(optax.sgd(0.1), lambda _: labels).init(params)
 
 
 def test_columns_whose_length_is_no_number_are_none():
