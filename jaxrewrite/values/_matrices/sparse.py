@@ -115,7 +115,8 @@ class Sparse(Matrix):
     def __init__(self, matrix: BCOO | BCSR, *, by_columns: bool = False) -> None:
         if not isinstance(matrix, (BCOO, BCSR)):
             raise ValueError(
-                f"Sparse: matrix is a {type(matrix).__name__}, not BCOO or BCSR."
+                f"Sparse: matrix is {_described(matrix)}, not a BCOO or BCSR. Write "
+                f"{_written(matrix, 'matrix')}."
             )
         if by_columns and not isinstance(matrix, BCSR):
             raise ValueError("Sparse: by_columns needs a BCSR matrix.")
@@ -165,8 +166,8 @@ class Sparse(Matrix):
         Raises
         ------
         ValueError
-            If ``w`` has fewer than two axes or more than ``nse`` entries, or if there is no
-            such format.
+            If ``w`` is sparse already, has fewer than two axes or more than ``nse`` entries, or if
+            there is no such format.
 
         Examples
         --------
@@ -175,6 +176,10 @@ class Sparse(Matrix):
         >>> Sparse.from_dense(jnp.eye(100), format="bcsr")
         Sparse<f32[100,100], 1.2 kB>(data=f32[100], indices=i32[100], indptr=i32[101], sizes=(100, 100), by_columns=False)
         """
+        if isinstance(w, (BCOO, BCSR)) or _is_scipys(w):
+            raise ValueError(
+                f"Sparse: w is {_described(w)}, which is no dense array. Write {_written(w, 'w')}."
+            )
         check_has_matrices("Sparse", "w", w)
         if format not in ("bcoo", "bcsr", "bcsc"):
             raise ValueError(f"Sparse: format is {format!r}, not 'bcoo', 'bcsr' or 'bcsc'.")
@@ -435,6 +440,31 @@ _entries_at_once = jax.jit(_entries, static_argnums=(1, 2))
 def _most_entries(w: Any) -> Any:
     """The number of entries that are not zero, of the matrix that has most of them."""
     return jnp.count_nonzero(w, axis=(-2, -1)).max(initial=0)
+
+
+def _is_scipys(x: Any) -> bool:
+    """Whether it is a sparse matrix or array of SciPy, which is not imported for that."""
+    return any(cls.__module__.startswith("scipy.sparse") for cls in type(x).__mro__)
+
+
+def _described(x: Any) -> str:
+    if isinstance(x, (jax.Array, np.ndarray)):
+        return "an array"
+    name = type(x).__name__
+    if isinstance(x, (BCOO, BCSR)):
+        return f"a {name}"
+    return f"a {name} of SciPy" if _is_scipys(x) else f"of type {name}"
+
+
+def _written(x: Any, name: str) -> str:
+    """How to make a `Sparse` of an object, whatever holds its entries."""
+    if isinstance(x, (BCOO, BCSR)):
+        return f"Sparse({name})"
+    if _is_scipys(x):
+        return (
+            f"Sparse(BCOO.from_scipy_sparse({name})), with BCOO of jax.experimental.sparse"
+        )
+    return f"Sparse.from_dense({name})"
 
 
 def _check_indices(matrix: BCOO | BCSR) -> None:

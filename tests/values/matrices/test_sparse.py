@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 from choose import often
 from jax import lax
 from jax.experimental.sparse import BCOO, BCSR
@@ -17,6 +18,8 @@ import jaxrewrite
 from jaxrewrite.testing import assert_same, numbers
 from jaxrewrite.values import Diagonal, Identity, NMSparse, Product, Sparse, Sum
 
+
+SCIPYS = [scipy.sparse.csr_matrix, scipy.sparse.coo_array, scipy.sparse.csc_array]
 
 # Leaf by leaf, with `jax.tree.map`.
 close = functools.partial(assert_same, tolerance=1e-5)
@@ -251,7 +254,9 @@ def test_solves_and_their_gradient(format, bulk):
 def test_bad_input():
     data, places = jnp.ones(2), jnp.array([[0, 0], [1, 1]])
     of = lambda places, **kw: Sparse(BCOO((data, jnp.array(places)), shape=(2, 2)), **kw)
-    with pytest.raises(ValueError, match="matrix"):
+    with pytest.raises(
+        ValueError, match=r"is an array, .* Write Sparse.from_dense\(matrix"
+    ):
         Sparse(jnp.eye(2))
     with pytest.raises(ValueError, match="matrix"):
         Sparse(BCOO.fromdense(jnp.ones(3)))
@@ -274,6 +279,23 @@ def test_bad_input():
         Sparse.from_dense(jnp.ones((2, 2)), format="csr")
     with pytest.raises(ValueError, match="w has shape"):
         Sparse.from_dense(jnp.ones(2))
+
+
+@pytest.mark.parametrize("make", [BCOO.fromdense, BCSR.fromdense, *SCIPYS])
+def test_sparse_formats_have_a_way_of_their_own(make):
+    """The text of the error says it, and it is right."""
+    dense = np.diag(np.float32([1, 0, 2]))
+    w = make(dense)
+    with pytest.raises(ValueError, match="w is a .* no dense array. Write") as caught:
+        Sparse.from_dense(w)
+    written = str(caught.value).partition("Write ")[2].partition(", with")[0].rstrip(".")
+    np.testing.assert_array_equal(eval(written).materialise(), dense)
+    if make in SCIPYS:
+        with pytest.raises(
+            ValueError, match=f"{make.__name__} of SciPy, not a BCOO"
+        ) as caught:
+            Sparse(w)
+        assert written.replace("(w)", "(matrix)") in str(caught.value)
 
 
 # --- of each few in a row a fixed number ------------------------------------------------
