@@ -268,10 +268,11 @@ def checked_axes(
                 "(*batch, rank, *cols)."
             )
     if (a.shape[:batch], a.shape[-1]) != (b.shape[:batch], b.shape[batch]):
+        of_batch = f"in the first {batch} axes, the batch axes, and " if batch else ""
+        after = " after the batch axes" if batch else ""
         raise ValueError(
             f"{name}: a has shape {a.shape} and b has shape {b.shape}. They must agree "
-            f"in the first {batch} axes, the batch axes, and in the rank. The rank is "
-            "the last axis of a and the first axis of b after the batch axes."
+            f"{of_batch}in the rank. The rank is the last axis of a and the first axis of b{after}."
         )
     for field, axes in (("rows", rows), ("cols", cols)):
         if not all(-ndim <= axis < ndim for axis in axes):
