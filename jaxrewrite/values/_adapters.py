@@ -13,6 +13,7 @@ from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 
+from ._base.random_keys import check_key
 from ._base.structured import is_value, padded
 from ._weights.dora import Dora
 from ._weights.dropped import Dropped, Dropping
@@ -72,6 +73,8 @@ def dropout(tree: Any, rate: float, key: Array) -> Any:
     ------
     ValueError
         If ``rate`` is not in [0, 1), or there is no adapter.
+    TypeError
+        If ``key`` is no key, as where it is exchanged with ``rate``.
 
     Warns
     -----
@@ -94,6 +97,7 @@ def dropout(tree: Any, rate: float, key: Array) -> Any:
     >>> gradient["kernel"].a.shape
     (4, 4)
     """
+    check_key("dropout", key)
     if not 0 <= rate < 1:
         raise ValueError(f"dropout: rate is {rate}; it must be at least 0 and less than 1.")
     leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_adapted)

@@ -377,6 +377,9 @@ def test_dropout_says_nothing_of_cotangents():
 def test_errors_of_dropout(rate, tree, message):
     with pytest.raises(ValueError, match=message):
         dropout(tree, rate, KEY)
+    for key in (0, 0.1, None, jnp.float32(0.1)):
+        with pytest.raises(TypeError, match="dropout: key is .* a key of jax.random"):
+            dropout(tree, KEY, key)
 
 
 def test_labels_of_ones_own_are_trained():
