@@ -146,12 +146,22 @@ class Masked(Carrying):
         """Return the number of entries that are not missing, in all or along axes."""
         return jnp.sum(~self.mask, axis, keepdims=keepdims)
 
-    def mean(self, axis: Any = None, keepdims: bool = False) -> Masked:
-        """Return the mean of the entries that are not missing; missing if all are."""
+    def mean(
+        self,
+        axis: Any = None,
+        keepdims: bool = False,
+        *,
+        dtype: Any = None,
+        out: None = None,
+    ) -> Masked:
+        """Return the mean of the entries that are not missing; missing if all are.
+
+        `numpy.mean` of a masked array is this, too. As in JAX, ``out`` has to be ``None``.
+        """
         is_missing, counted = self.counted(axis, keepdims)
 
         def mean(array: Any) -> Any:
-            return jnp.mean(array, axis, keepdims=keepdims, where=counted)
+            return jnp.mean(array, axis, dtype, out, keepdims, where=counted)
 
         return _finite(jaxrewrite.transform(mean)(self.filled(0)), is_missing)
 

@@ -1015,6 +1015,11 @@ def test_numbers_under_a_mask_do_not_order_indices(hidden):
 def test_masked_means_and_maxima_of_rare_dtypes():
     x = Masked(jnp.full(100, 1000, jnp.float16), jnp.arange(100) == 0)
     assert x.mean().filled(0) == 1000
+    assert np.mean(x).filled(0) == 1000  # NumPy gives a dtype and an array for the result.
+    assert np.mean(x, axis=0, keepdims=True).shape == (1,)
+    assert np.mean(x, dtype=np.float32).dtype == np.float32
+    with pytest.raises(NotImplementedError, match="'out' argument"):
+        np.mean(x, out=np.zeros(()))
     complexes = Masked(jnp.array([3 + 1j, 2]), jnp.array([1, 0], bool))
     assert forbid(jnp.max)(complexes).filled(0) == 2
 
