@@ -45,7 +45,7 @@ class Called(Primitive):
         self.origins = origins
         self.parameters = parameters_of(fn)
 
-    def bind(self, *operands: Any, **params: Any) -> list[Any]:
+    def bind(self, /, *operands: Any, **params: Any) -> list[Any]:
         """Call the function; the results are the leaves of what it returns."""
         return tree_leaves(self.fn(*operands, **params))
 

@@ -259,6 +259,7 @@ class Which:
 
 def which(
     primitive: Primitive | str | Callable[..., Any],
+    /,
     *operands: Any,
     rules: Tables = None,
     **params: Any,

@@ -222,7 +222,7 @@ def make_jaxpr(
 
 
 def bind(
-    primitive: Primitive | str | Callable[..., Any], *operands: Any, **params: Any
+    primitive: Primitive | str | Callable[..., Any], /, *operands: Any, **params: Any
 ) -> Any:
     """Apply one primitive to values and arrays, by the rules in force.
 
@@ -417,14 +417,14 @@ class Transformed(Generic[_P, _R]):
         self._jitted = BoundedCache(16) if _compat.is_plain_jit(fn) else None
 
     @overload
-    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
 
     # Annotations can't say that an argument for an array may be a value, nor which results then
     # are values: ``Any`` stands for these.
     @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> _R | Any: ...
+    def __call__(self, /, *args: Any, **kwargs: Any) -> _R | Any: ...
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self._jitted is not None and _is_jittable(args, kwargs):
             return self._in_jit(self._jitted)(*args, **kwargs)
         leaves, staged = self._staged(args, kwargs)

@@ -9,7 +9,7 @@ from .._insight.explain import explain
 from .._insight.report import Report
 
 
-def assert_implicit(fn: Callable[..., Any], *values: Any, **kwargs: Any) -> Report:
+def assert_implicit(fn: Callable[..., Any], /, *values: Any, **kwargs: Any) -> Report:
     """Assert that no value becomes dense in a program.
 
     The program is staged and rewritten, and is not run.

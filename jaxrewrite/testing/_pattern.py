@@ -27,6 +27,7 @@ from ._outcome import Checked, Findings, error_summary
 
 def check_pattern(
     rule: Callable[..., Any],
+    /,
     *operands: Any,
     rules: Rules | None = None,
     modes: Sequence[str] = tuple(MODES),

@@ -24,6 +24,7 @@ from ._outcome import Checked, Findings, error_summary
 
 def check_rule(
     rule_or_primitive: Callable[..., Any] | Primitive | str,
+    /,
     *operands: Any,
     rules: Rules | None = None,
     modes: Sequence[str] = tuple(MODES),

@@ -70,6 +70,7 @@ _ELEMENTS: dict[str, st.SearchStrategy[Any]] = {
 
 def values_of(
     cls: Callable[..., V],
+    /,
     *,
     sizes: Mapping[str, int | st.SearchStrategy[int]] | None = None,
     elements: st.SearchStrategy[Any] | None = None,

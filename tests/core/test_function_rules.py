@@ -684,6 +684,24 @@ def test_a_static_argument_may_be_one_of_any_keywords(asked):
     assert asked == [2]
 
 
+def test_a_static_argument_may_have_any_name(asked):
+    power = jax.jit(lambda x, self: x**self, static_argnames="self")
+    rules = jaxrewrite.Rules()
+
+    @rules.register(power)
+    def _(v: Twice, *, self: Literal[2, 3]):
+        asked.append(self)
+        return power(2 * v.half, self=self)
+
+    check(rules, lambda v: power(v, self=2), V)
+    assert jaxrewrite.which(power, V, rules=rules, self=2).decision == "rule"
+    bound = jaxrewrite.transform(
+        lambda v: jaxrewrite.bind(power, v, self=3)[0], rules=rules
+    )
+    np.testing.assert_allclose(bound(V), jaxrewrite.materialise(V) ** 3)
+    assert {*asked} == {2, 3}
+
+
 def test_an_argument_may_be_static_by_its_number_beside_one_by_its_name(asked):
     @functools.partial(jax.jit, static_argnums=1, static_argnames="mode")
     def powers(x, power=2, offset=None, mode="plain"):

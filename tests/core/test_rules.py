@@ -1063,6 +1063,23 @@ def test_without_values_the_function_itself_is_called():
     assert not issubclass(seen[0], jax.core.Tracer)
 
 
+@pytest.mark.parametrize("how", [lambda fn: fn, jax.jit], ids=["as it is", "jit"])
+def test_arguments_may_have_any_names(how, rules):
+    @rules.register("mul")
+    def _(v: A, y: ArrayLike, **params):
+        return A(v.x * y)
+
+    fn = how(lambda self, fn: fn * self)
+    named = {"self": jnp.float32(3), "fn": A(X)}
+    out = jaxrewrite.transform(fn, rules=rules)(**named)
+    np.testing.assert_allclose(out.x, 3 * X)
+    assert len(jaxrewrite.make_jaxpr(fn, rules=rules)(**named).in_avals) == 2
+    assert jaxrewrite.explain(fn, rules=rules)(**named).steps
+    assert not jaxrewrite.near_misses(fn, rules=rules)(**named)
+    named["fn"] = jaxrewrite.values.Diagonal(X[0])
+    assert not jaxrewrite.testing.assert_implicit(fn, **named).dense
+
+
 def test_a_rule_sees_one_layer(rules):
     class Outer(jaxrewrite.ArrayValue):
         inner: Array
