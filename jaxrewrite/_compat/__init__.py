@@ -25,6 +25,7 @@ from .avals import (
     leaf_aval as leaf_aval,
     mesh_of as mesh_of,
     placed_as as placed_as,
+    primitive_of_name as primitive_of_name,
     primitives_by_name as primitives_by_name,
     result_avals as result_avals,
     same_array_type as same_array_type,

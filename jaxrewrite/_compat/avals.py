@@ -183,12 +183,16 @@ def is_refused(frame: FrameType | None) -> bool:
 
 @functools.cache
 def primitives_by_name() -> Mapping[str, Primitive]:
-    """Every primitive of JAX's own modules, including exported primitives.
+    """Every primitive of the modules of JAX that were imported when it was first called.
+
+    `primitive_of_name` also finds those of modules that came later.
 
     Some, such as those of `jax.shard_map` and `lax.composite`, have no public name, but
     users write rules for them, too.
     """
-    modules = [m for name, m in list(sys.modules.items()) if name.startswith("jax._src.")]
+    loaded = list(sys.modules.items())
+    of = lambda package: [m for name, m in loaded if name.startswith(package)]
+    modules = [*of("jax.experimental."), *of("jax._src.")]
     modules += [jax.lax, jex_core.primitives]  # An exported primitive beats its namesake.
     return {
         primitive.name: primitive
@@ -196,6 +200,13 @@ def primitives_by_name() -> Mapping[str, Primitive]:
         for primitive in list(vars(module).values())
         if isinstance(primitive, Primitive)
     }
+
+
+def primitive_of_name(name: str) -> Primitive | None:
+    """The primitive of a name, also where its module has been imported since others were found."""
+    if name not in primitives_by_name():
+        primitives_by_name.cache_clear()
+    return primitives_by_name().get(name)
 
 
 def result_avals(eqn: JaxprEqn, avals: Sequence[Any]) -> list[Any]:

@@ -692,11 +692,11 @@ def look_up_primitive(primitive: Primitive | str | Callable[..., Any]) -> Primit
             f"stages as a call; got a {type(primitive).__name__}. "
             "jax.make_jaxpr(fn)(*arrays) shows the primitives of a function."
         )
-    by_name = _compat.primitives_by_name()
-    if primitive not in by_name:
-        close = difflib.get_close_matches(primitive, by_name, 3)
+    found = _compat.primitive_of_name(primitive)
+    if found is None:
+        close = difflib.get_close_matches(primitive, _compat.primitives_by_name(), 3)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         if hasattr(jnp, primitive):
             hint = f" jax.make_jaxpr(jax.numpy.{primitive})(*arrays) shows those of that function."
         raise ValueError(f"JAX has no primitive {primitive!r}.{hint}")
-    return by_name[primitive]
+    return found

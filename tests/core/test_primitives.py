@@ -303,6 +303,26 @@ def test_each_primitive_is_in_a_family_or_has_a_reason():
     assert not known & listed
 
 
+LATE = """
+import sys
+import jaxrewrite
+jaxrewrite.rules("add")  # The modules of then are looked through.
+assert not {"jax.experimental.pallas", "jax.experimental.sparse"} & {*sys.modules}
+import jax.experimental.pallas
+from jax.experimental import sparse
+@jaxrewrite.register("pallas_call", sparse.bcoo_dot_general_p.name)
+def _(v: jaxrewrite.ArrayValue, *rest, **params):
+    return NotImplemented
+(rule,) = jaxrewrite.rules(sparse.bcoo_dot_general_p)
+assert rule.primitive == "bcoo_dot_general"
+(rule,) = jaxrewrite.rules("pallas_call")
+"""
+
+
+def test_a_primitive_has_its_name_once_its_module_is_imported():
+    subprocess.run([sys.executable, "-c", LATE], check=True)
+
+
 def test_each_known_signature_is_of_an_equation_of_its_primitive():
     # Without the caches, which rules of the library have filled.
     for name in _signatures._programs.__wrapped__():
