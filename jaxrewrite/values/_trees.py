@@ -371,8 +371,9 @@ def _freezes(caller: str, path: Any, label: Any) -> bool:
 
 def _is_nearly_freeze(word: str) -> bool:
     """Whether a word is a misspelling; "free" is not alike enough, and "unfreeze" means to train."""
-    is_near = lambda: difflib.get_close_matches(word, ("freeze", "frozen"), cutoff=0.82)
-    return word.startswith("fr") and bool(is_near())
+    if not word.startswith("fr"):
+        return False
+    return bool(difflib.get_close_matches(word, ("freeze", "frozen"), cutoff=0.82))
 
 
 def combine(*parts: Any) -> Any:
