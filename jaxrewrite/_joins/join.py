@@ -138,12 +138,20 @@ def join_all(site: Site, structures: Sequence[Structure]) -> Structure:
 
 
 def together(site: Site, operands: Sequence[Any]) -> Any:
-    """Operands for one array, `with_zeros`, and a structure for all; ``None`` if it is dense."""
-    written = site.builder.analysis(Written)
-    operands = [with_zeros(written, x) for x in operands]
-    structure = join_all(site, list(map(structure_of, operands)))
-    like = structure.like()
-    return (operands, structure) if is_value(like) and not has_zeros(like) else None
+    """Operands for one array, and a structure for all; ``None`` if it is dense.
+
+    Operands that differ are shown `with_zeros`. If their structure has zeros then, too, they stay
+    as they were, as the results of branches do.
+    """
+    structures = list(map(structure_of, operands))
+    shown = operands
+    if any(structure != structures[0] for structure in structures):
+        written = site.builder.analysis(Written)
+        shown = [with_zeros(written, x) for x in operands]
+    structure = join_all(site, list(map(structure_of, shown)))
+    if has_zeros(structure.like()):
+        shown, structure = operands, join_all(site, structures)
+    return (shown, structure) if is_value(structure.like()) else None
 
 
 def _join_children(site: Site, x: Like, y: Like) -> Like | None:

@@ -94,6 +94,40 @@ def test_zeros_that_equinox_hands_on_have_any_units(name):
     assert_equal_metres(forbid(lambda x: ZEROS[name]() + x)(METRES), METRES)
 
 
+def called(chosen):
+    """Zeros that leave a call beside a value have any units."""
+
+    def scaled(x, s):
+        zeros, x = jax.jit(lambda x: (none(), x))(x)
+        return s * chosen(zeros) + x
+
+    return scaled
+
+
+def carried(x, s):
+    """The search for the structure of the carry shows the zeros to the choice."""
+
+    def turn(carry, _):
+        zeros, total = carry
+        zeros = choice(jnp.array(True), zeros, zeros, False)
+        return (zeros, total + s * zeros), None
+
+    return jax.lax.scan(turn, (jnp.zeros(x.shape), x), length=2)[0][1]
+
+
+CHOICES = {
+    "the other is written": lambda zeros: choice(jnp.array(True), zeros, none(), False),
+    "the first is written": lambda zeros: choice(jnp.array(True), none(), zeros, False),
+    "both have any units": lambda zeros: choice(jnp.array(True), zeros, zeros, False),
+}
+
+
+@pytest.mark.parametrize("name", [*CHOICES, "carry"])
+def test_a_choice_of_zeros_of_any_units_has_any_units(name):
+    scaled = carried if name == "carry" else called(CHOICES[name])
+    assert_equal_metres(forbid(scaled)(METRES, Unitful(jnp.array(2.0), "s")), METRES)
+
+
 @pytest.mark.parametrize("name", ["choice", "buffer"])
 def test_other_numbers_have_none(name):
     number = {
@@ -128,6 +162,65 @@ def test_gradients_through_buffers():
     gradient = forbid(jax.grad(area))(METRES)
     assert gradient.units == Units("m")
     np.testing.assert_allclose(gradient.array, jax.grad(area)(METRES.array), rtol=1e-6)
+
+
+def assert_gradients(area, operands):
+    """Those of an area have the numbers without units, and its units over each operand's."""
+    places = tuple(range(len(operands)))
+    gradients = forbid(jax.grad(area, places))(*operands)
+    want = jax.grad(area, places)(*map(dense, operands))
+    for gradient, numbers, operand in zip(gradients, want, operands, strict=True):
+        assert gradient.units == Units("m^2") / operand.units
+        np.testing.assert_allclose(gradient.array, numbers, rtol=1e-5)
+
+
+# A frequency, a place, a velocity and a step in time.
+SPRING = (
+    Unitful(jnp.array(2.0), "1/s"),
+    Unitful(jnp.array([1.0, 2.0]), "m"),
+    Unitful(jnp.array([1.0, -1.0]), "m/s"),
+    Unitful(jnp.array(0.1), "s"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["checkpointed", "bounded"])
+def test_gradients_through_stages_of_which_nothing_reads_the_slopes(kind):
+    """The last stage is the result. So the cotangents of the slopes are zeros from the start."""
+
+    def area(frequency, place, velocity, dt):
+        slopes_of = lambda place, velocity: (velocity, -(frequency**2) * place)
+
+        def stage(carry):
+            j, _, slopes = carry
+            starts = zip((place, velocity), slopes, strict=True)
+            state = tuple(x + dt * slope[j] for x, slope in starts)
+            new = zip(slopes, slopes_of(*state), strict=True)
+            return j + 1, state, tuple(slope.at[j + 1].set(x) for slope, x in new)
+
+        first = slopes_of(place, velocity)
+        slopes = tuple(jnp.zeros((3, *x.shape)).at[0].set(x) for x in first)
+        carry = 0, (place, velocity), slopes
+        loop = {"max_steps": 2, "buffers": lambda carry: carry[2], "kind": kind}
+        _, state, _ = eqxi.while_loop(lambda carry: carry[0] < 2, stage, carry, **loop)
+        return jnp.sum(state[0] ** 2)
+
+    assert_gradients(area, SPRING)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", ["Tsit5", "Dopri5", "Dopri8", "Bosh3", "Heun"])
+def test_gradients_of_solves_by_diffrax(solver):
+    """All but the last solver begin a step with the slope at the end of the step before."""
+    diffrax = pytest.importorskip("diffrax")
+
+    def area(frequency, place, velocity, dt):
+        term = diffrax.ODETerm(lambda t, y, _: (y[1], -(frequency**2) * y[0]))
+        start, method = (place, velocity), getattr(diffrax, solver)()
+        solution = diffrax.diffeqsolve(term, method, 0 * dt, 4 * dt, dt, start)
+        return jnp.sum(solution.ys[0] ** 2)
+
+    assert_gradients(area, SPRING)
 
 
 def test_a_place_that_is_no_item():

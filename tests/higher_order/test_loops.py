@@ -113,6 +113,19 @@ def test_zeros_of_a_loop_are_looked_at_by_a_loop_inside():
     assert run(fn, values.Tagged(X, "weight")).tags == {"weight"}
 
 
+def test_a_choice_of_zeros_alone_leaves_the_carry_a_value():
+    def fn(v):
+        def turn(carry):
+            i, zeros, total = carry
+            chosen = lax.select_n(i > 0, zeros, zeros)
+            return i + 1, lax.select_n(i > 0, zeros, total), total + chosen
+
+        return lax.while_loop(lambda carry: carry[0] < 2, turn, (0, jnp.zeros((3, 3)), v))
+
+    out = run(fn, values.Diagonal(X[0]))
+    assert [type(x) for x in out[1:]] == [values.Diagonal] * 2
+
+
 def test_zeros_that_a_tagged_index_chooses():
     def fn(tagged, x):
         def turn(c, i):
