@@ -40,7 +40,7 @@ class Use:
 
     ``values`` are those among its operands, and ``made`` those that are its results. ``implicit``
     and ``dense`` are its costs, the latter infinite if it may not be dense. ``peak`` is what the
-    choices inside of it keep dense at once, in bytes.
+    choices inside of it keep dense at once while it is implicit, in bytes.
     """
 
     eqn: JaxprEqn
@@ -157,9 +157,10 @@ def _peak(
         changes[first] += making[key].bytes
         changes[last + 1] -= making[key].bytes
     peak = live = 0.0
-    for use, change in zip(uses, changes, strict=False):
-        live += change
-        peak = max(peak, live + use.peak)
+    for i, use in enumerate(uses):
+        live += changes[i]
+        # The bodies of a dense equation run on arrays, and nothing in them is left to choose.
+        peak = max(peak, live + (0.0 if i in dense else use.peak))
     return peak
 
 

@@ -20,6 +20,7 @@ from jax.tree_util import tree_flatten, tree_leaves
 from .. import _compat
 from .._compat import Jaxpr, JaxprEqn, Literal, Primitive, Var
 from .._core.avals import aval_of, avals_of, is_adopted, is_annotation, values_inside
+from .._core.bodies import facts_of
 from .._core.builder import Rewritten
 from .._core.caches import WeakCaches
 from .._core.dead_code import live_equations
@@ -93,9 +94,6 @@ class Cheapest:
 # The plans of a jaxpr, for each structure of operands.
 _plans = WeakCaches(64)
 
-# What the choices in a rewritten body keep dense at once, in bytes.
-_peaks = WeakCaches(1)
-
 
 class ChoosingRewriter(Rewriter):
     """A builder that plans each jaxpr before it adds its equations."""
@@ -105,7 +103,7 @@ class ChoosingRewriter(Rewriter):
         self.limit = limit
         # The choices for the jaxpr at hand.
         self.choices: Mapping[int, Choice] = {}
-        # What the choices so far keep dense at once.
+        # What the choices so far, and those in bodies, keep dense at once.
         self.peak = 0.0
 
     def run(
@@ -136,6 +134,10 @@ class ChoosingRewriter(Rewriter):
             self.recorder.lists[-1][-1].choice = choice
         return results
 
+    def note(self, body: Rewritten) -> None:
+        # Also one that a loop drops: what it made dense may be carried as an array after that.
+        self.peak = max(self.peak, body.noted)
+
     def finish(
         self,
         invars: Sequence[Var],
@@ -144,9 +146,7 @@ class ChoosingRewriter(Rewriter):
         debug_info: _compat.DebugInfo,
     ) -> Rewritten:
         peak = self.peak
-        rewritten = super().finish(invars, outvars, out_tree, debug_info)
-        _peaks.of(rewritten.jaxpr).put("peak", peak)
-        return rewritten
+        return super().finish(invars, outvars, out_tree, debug_info)._replace(noted=peak)
 
     def _plan(self, jaxpr: Jaxpr, operands: Sequence[Any], site: Site | None) -> Plan:
         if not any(is_value(x) and self.may_choose(x) for x in operands):
@@ -157,7 +157,8 @@ class ChoosingRewriter(Rewriter):
         leaves, in_tree = tree_flatten(operands)
         rewriting = trial.rewriting
         state = rewriting.settings.key(), bool(rewriting.passes), _compat.trace_context()
-        key = (in_tree, *avals_of(leaves), site is None, *state)
+        known = facts_of(self, jaxpr, operands)
+        key = (in_tree, *avals_of(leaves), *known, site is None, *state)
         cache = None if is_shared else _plans.of(jaxpr)
         try:
             kept: Plan | None = None if cache is None else cache.get(key)
@@ -201,8 +202,8 @@ class Trial(ChoosingRewriter):
 
     def __init__(self, builder: ChoosingRewriter):
         super().__init__(builder.rewriting.unrecorded(), builder.limit)
-        # Analyses look at what was added before.
-        self.eqns = list(builder.eqns)
+        # Analyses look at what was added before, and what is known of the operands.
+        self.eqns, self.facts = list(builder.eqns), builder.facts
         self.dense = dict(builder.dense)
         self._met: list[_Met] = []
         self._is_inside = False
@@ -265,11 +266,7 @@ class Trial(ChoosingRewriter):
             added = [x for x in self.eqns[met.added] if id(x) in live]
             may_be_dense = bool(values) and all(map(self.may_choose, (*values, *made)))
             dense = model.seconds([eqn], {*eqn.outvars}) if may_be_dense else math.inf
-            peaks = (_peaks.of(b).get("peak") or 0.0 for x in added for b in _bodies(x))
-            peak = max(peaks, default=0.0)
-            yield Use(
-                eqn, values, made, model.seconds(added, needed), dense, max(peak, met.peak)
-            )
+            yield Use(eqn, values, made, model.seconds(added, needed), dense, met.peak)
 
     def _making(self, value: Value, site: Site, is_dense: bool) -> Making:
         size = costs.bytes_of(aval_of(value))

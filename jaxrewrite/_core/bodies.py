@@ -15,7 +15,7 @@ from .caches import WeakCaches
 from .dead_code import pruned_body
 from .hooks import Analysis
 from .record import Body, aside
-from .rewrite import new_rewriter
+from .rewrite import Rewriter, new_rewriter
 from .settings import Settings
 from .site import Site
 from .traces import Rewriting
@@ -63,24 +63,25 @@ def rewrite_jaxpr(
     leaves, in_tree = tree_flatten(list(operands))
     avals = tuple(avals_of(leaves))
     # Where JAX calls a rule, no program is around it.
-    known = () if settings is not None else tuple(_known(site, jaxpr, operands))
+    known = () if settings is not None else tuple(facts_of(site.builder, jaxpr, operands))
     state = rewriting.settings.key(), bool(rewriting.passes), _compat.trace_context()
     key = (in_tree, avals, known, entering, leaving, *state)
     cache = None if rewriting.settings.keeps_nothing else _rewritten.of(jaxpr)
     try:
-        kept = None if cache is None else cache.get(key)
+        rewritten: Rewritten | None = None if cache is None else cache.get(key)
     except TypeError:  # The metadata is not hashable.
-        cache = kept = None
-    if kept is not None:
-        return kept
-    recorder = rewriting.settings.recorder
-    with aside(recorder) as records:
-        likes = tree_unflatten(in_tree, avals)
-        rewritten = _rewrite(rewriting, jaxpr, likes, known, site, entering, leaving)
-    if recorder is not None:
-        recorder.add_body(Body(jaxpr, rewritten.jaxpr, records))
-    if cache is not None and not _compat.has_tracers(rewritten.consts):
-        cache.put(key, rewritten)
+        cache = rewritten = None
+    if rewritten is None:
+        recorder = rewriting.settings.recorder
+        with aside(recorder) as records:
+            likes = tree_unflatten(in_tree, avals)
+            rewritten = _rewrite(rewriting, jaxpr, likes, known, site, entering, leaving)
+        if recorder is not None:
+            recorder.add_body(Body(jaxpr, rewritten.jaxpr, records))
+        if cache is not None and not _compat.has_tracers(rewritten.consts):
+            cache.put(key, rewritten)
+    if settings is None:  # Else the builder of the site is finished.
+        site.builder.note(rewritten)
     return rewritten
 
 
@@ -94,8 +95,11 @@ def inlined(site: Site, jaxpr: AnyJaxpr, operands: Sequence[Operand]) -> Sequenc
     return results
 
 
-def _known(site: Site, jaxpr: AnyJaxpr, operands: Sequence[Any]) -> Iterator[_Known]:
-    for hook in site.builder.hooks:
+def facts_of(
+    builder: Rewriter, jaxpr: AnyJaxpr, operands: Sequence[Any]
+) -> Iterator[_Known]:
+    """The facts about operands in a builder that its hooks say matter to a jaxpr."""
+    for hook in builder.hooks:
         for kind, facts in hook.known(jaxpr, operands).items():
             yield from ((kind, i, fact) for i, fact in facts.items())
 

@@ -34,8 +34,8 @@ class Rewritten(NamedTuple):
     leaves of the results, and ``out_tree`` is the treedef of the results. ``closed`` is the
     jaxpr as the parameter of an equation: one object for all equations that share it,
     because JAX lowers each object once. ``changed`` tells whether a rule or a value changed
-    anything. ``warnings`` are the notices about values that became dense in it, and
-    ``applied`` are the uses of rules.
+    anything. ``warnings`` are the notices about values that became dense in it,
+    ``applied`` are the uses of rules, and ``noted`` is what its policy notes about it.
     """
 
     jaxpr: Jaxpr
@@ -45,6 +45,7 @@ class Rewritten(NamedTuple):
     changed: bool
     warnings: tuple[Notice, ...]
     applied: tuple[Applied, ...]
+    noted: Any = None
 
     def results(self) -> list[Any]:
         """The results, with variables of the jaxpr as leaves."""
@@ -137,23 +138,14 @@ class Builder:
         out_tree: PyTreeDef,
         debug_info: _compat.DebugInfo,
     ) -> Rewritten:
-        eqns = live_equations(self.eqns, outvars)
         consts = list(self._consts.values())
-        jaxpr = _compat.new_jaxpr(
-            [*(var for var, _ in consts), *invars],
-            outvars,
-            eqns,
-            debug_info,
-            self.is_high,
-        )
+        operands = [*(var for var, _ in consts), *invars]
+        eqns = live_equations(self.eqns, outvars)
+        jaxpr = _compat.new_jaxpr(operands, outvars, eqns, debug_info, self.is_high)
+        closed, values = _compat.close_jaxpr(jaxpr), [value for _, value in consts]
+        notices, applied = tuple(self._warnings), tuple(self.applied)
         finished = Rewritten(
-            jaxpr,
-            _compat.close_jaxpr(jaxpr),
-            [value for _, value in consts],
-            out_tree,
-            self.changed,
-            tuple(self._warnings),
-            tuple(self.applied),
+            jaxpr, closed, values, out_tree, self.changed, notices, applied
         )
         # Code that JAX calls later may hold a site, and the caches hold that code.
         vars(self).clear()

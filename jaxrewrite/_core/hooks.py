@@ -29,8 +29,9 @@ class Policy(Protocol):
     def rewriter(self, rewriting: Rewriting) -> Rewriter:
         """An empty builder for a program, or for a body inside of one.
 
-        Its class may override `Rewriter.run`, which is given a whole jaxpr and its operands, and
-        `Rewriter.apply`, which is given each equation that a value meets.
+        Its class may override `Rewriter.run`, which is given a whole jaxpr and its operands,
+        `Rewriter.apply`, which is given each equation that a value meets, and `Rewriter.note`,
+        which is given each body that is rewritten, with what the class ``noted`` about it.
         """
         ...
 

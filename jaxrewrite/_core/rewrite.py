@@ -28,7 +28,7 @@ from jax.ref import AbstractRef
 from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, SourceInfo, Var
 from .avals import avals_of, is_annotation, values_inside
-from .builder import Builder
+from .builder import Builder, Rewritten
 from .dense import HIDING
 from .errors import MaterialisationError, add_note
 from .hooks import Analysis, OperandsHook, operands_hooks, passes
@@ -107,6 +107,9 @@ class Rewriter(Builder):
     def record(self) -> Record | None:
         """The record of the equation at hand, if the rewriting is explained."""
         return None if self.recorder is None else self.recorder.record
+
+    def note(self, body: Rewritten) -> None:
+        """Take note of the rewritten body of an equation."""
 
     # --- the walk ---------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import zlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from choose import every
 from jax import lax
@@ -152,6 +153,144 @@ def test_the_limit_is_one_of_the_arrays_that_are_dense_at_once():
     assert decisions(program, x, v, w, policy=Cheapest(limit=size)) == ["dense"] * 2
     for less in (size - 1, 0):
         assert decisions(program, x, v, w, policy=Cheapest(limit=less)) == ["rule"] * 2
+
+
+def product(x, w):
+    return x @ w
+
+
+def with_tangents(fn):
+    fn = jax.custom_jvp(fn)
+    fn.defjvp(lambda primals, tangents: (fn(*primals), tangents[0] @ primals[1]))
+    return fn
+
+
+def with_cotangents(fn):
+    fn = jax.custom_vjp(fn)
+    fn.defvjp(
+        lambda x, w: (x @ w, (x, w)), lambda saved, t: (t @ saved[1].T, saved[0].T @ t)
+    )
+    return fn
+
+
+def branch_with_a_constant(x, w, kept):
+    return lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: x + jnp.sinh(kept).sum())
+
+
+def rules_with_a_constant():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("sinh")
+    def _(v: Factors, **params):
+        return jnp.asarray(np.arange(16, dtype=np.float32).reshape(v.shape))
+
+    return rules
+
+
+# JAX takes what no turn changes out of a loop, so these exchange what they keep.
+
+
+def loop_by_scan(x, w, kept):
+    turn = lambda c, _: ((c[0] @ w, c[2], c[1]), None)
+    return lax.scan(turn, (x, kept, kept), None, length=2)[0]
+
+
+def loop_by_while(x, w, kept):
+    turn = lambda c: (c[0] + 1, c[1] @ w, c[3], c[2])
+    return lax.while_loop(lambda c: c[0] < 2, turn, (0, x, kept, kept))
+
+
+def loop_with_a_product_in_the_condition(x, w, kept):
+    turn = lambda c: (jnp.sin(c[0]), c[2], c[1])
+    return lax.while_loop(lambda c: (c[0] @ w).sum() < 0, turn, (x, kept, kept))
+
+
+# Functions with a product in a body. What carries a value that is never dense is not dense as a whole.
+CALLS_OF_A_PRODUCT = {
+    "jit": jax.jit(product),
+    "jit in jit": jax.jit(lambda x, w: jnp.sin(jax.jit(product)(x, w))),
+    "remat": jax.checkpoint(product),
+    "cond": lambda x, w: lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: jnp.sin(x)),
+    "custom_jvp": with_tangents(product),
+    "custom_vjp": with_cotangents(product),
+    "custom_jvp in jit": jax.jit(with_tangents(product)),
+}
+WITH_WHAT_IS_NEVER_DENSE = {
+    "cond with a constant": branch_with_a_constant,
+    "scan": loop_by_scan,
+    "while": loop_by_while,
+    "condition": loop_with_a_product_in_the_condition,
+}
+
+
+def product_in(name, x, w, kept):
+    if name in WITH_WHAT_IS_NEVER_DENSE:
+        return WITH_WHAT_IS_NEVER_DENSE[name](x, w, kept)
+    return CALLS_OF_A_PRODUCT[name](x, w)
+
+
+def product_between_others(name):
+    """A program with a product in a body, between two uses of another weight."""
+    return lambda x, v, w, kept: (x @ v, product_in(name, x, w, kept), (x + 1) @ v)
+
+
+def arguments_of_products():
+    kept = Factors(random(3, 4, 2), random(4, 2, 4))
+    return random(0, 2048, 256), lora(), lora(), kept
+
+
+@pytest.mark.parametrize("name", [*CALLS_OF_A_PRODUCT, *WITH_WHAT_IS_NEVER_DENSE])
+def test_the_limit_counts_what_bodies_make_dense(name):
+    program, size = product_between_others(name), 4 * 256 * 256
+    rules = rules_with_a_constant()
+
+    def chosen(limit):
+        report = explain(program, rules=rules, materialise=Cheapest(limit=limit))
+        steps = report(*arguments_of_products()).steps
+        of_body = {step.decision for step in steps[1:-1]}
+        return steps[0].decision, steps[-1].decision, "dense" in of_body
+
+    assert chosen(2 * size) == ("dense", "dense", True)
+    assert chosen(2 * size - 1) == ("rule", "rule", True)
+    assert chosen(size - 1) == ("rule", "rule", False)
+
+
+@pytest.mark.parametrize("name", ["jit", "cond", "custom_jvp"])
+def test_the_limit_counts_bodies_that_another_program_has_used(name):
+    size, (x, v, w, kept) = 4 * 256 * 256, arguments_of_products()
+    for limit, merged in ((2 * size, 2), (2 * size - 1, 1)):
+        policy = Cheapest(limit=limit)
+        jaxrewrite.clear_caches()
+        make_jaxpr(CALLS_OF_A_PRODUCT[name], materialise=policy)(x, w)
+        for _ in range(2):
+            program = product_between_others(name)
+            jaxpr = make_jaxpr(program, materialise=policy)(x, v, w, kept)
+            assert shapes_of_dots(jaxpr).count((256, 256)) == merged
+
+
+def test_the_limit_counts_weights_that_a_loop_carries_as_arrays():
+    def program(x, v, w):
+        turn = lambda _, c: (c[0] @ c[1], c[1] * 2)
+        return x @ v, lax.fori_loop(0, 2, turn, (x, w)), (x + 1) @ v
+
+    def chosen(limit):
+        report = explain(program, materialise=Cheapest(limit=limit))
+        return [step.decision for step in report(*arguments_of_products()[:3]).tree]
+
+    # There is one array beside the two of a turn.
+    size = 4 * 256 * 256
+    assert chosen(3 * size) == ["dense", "handler", "dense"]
+    assert chosen(3 * size - 1) == ["rule", "handler", "rule"]
+
+
+def test_what_is_inside_of_a_dense_equation_does_not_count():
+    def program(w, x):
+        return lax.scan(lambda y, _: (jnp.tanh(y @ w), None), x, None, length=3)[0] @ w
+
+    for limit in (float("inf"), 4 * 256 * 256):
+        report = explain(program, materialise=Cheapest(limit=limit))
+        steps = report(lora(), random(0, 2048, 256)).tree
+        assert [step.decision for step in steps] == ["dense", "dense"]
 
 
 def test_a_limit_is_a_number_of_bytes():
@@ -358,6 +497,29 @@ def test_what_one_program_made_dense_costs_another_one_as_much_as_before():
     assert merged(lambda x, v: (jnp.sin(v), x @ v)) == 1
     assert merged(lambda x, v: (jnp.cos(v), x @ v)) == 1
     assert merged(lambda x, v: x @ v) == 0
+
+
+def test_a_plan_is_for_what_is_known_of_the_operands():
+    """A mask of a triangle clears nothing of a diagonal matrix, and another one may."""
+
+    @jax.jit
+    def masked(mask, v):
+        return jnp.where(mask, v, 0.0)
+
+    def of_triangle(v, x):
+        return masked(jnp.arange(64)[:, None] >= jnp.arange(64), v)
+
+    def of_another(v, x):
+        return masked(x > 0, v)
+
+    for programs in itertools.permutations([of_triangle, of_another]):
+        jaxrewrite.clear_caches()
+        costs = {}
+        for program in programs:
+            report = explain(program, materialise="cheapest")
+            step = report(Diagonal(random(0, 64)), random(1, 64, 64)).steps[-1]
+            costs[program] = step.choice.implicit
+        assert costs[of_triangle] == 0.0 < costs[of_another]
 
 
 # --- derivatives ------------------------------------------------------------------------------

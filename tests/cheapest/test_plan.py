@@ -118,6 +118,13 @@ def test_the_limit_counts_what_choices_inside_of_equations_keep():
     assert [plan(uses, making, n).peak for n in (8, 9)] == [4.0, 9.0]
 
 
+def test_the_limit_does_not_count_what_dense_equations_would_keep():
+    v = Array()
+    uses = [Use(Equation(), [v], [], 9.0, 1.0, 4.0) for _ in range(2)]
+    chosen = plan(uses, {id(v): Making(1.0, 5.0)}, 5)
+    assert (len(dense_of(uses, chosen.choices)), chosen.peak) == (2, 5.0)
+
+
 def test_a_value_is_paid_once():
     v = Array()
     uses = [Use(Equation(), [v], [], 5.0, 1.0, 0.0) for _ in range(2)]
