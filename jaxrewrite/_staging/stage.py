@@ -502,6 +502,14 @@ def _note_staging(error: Exception, name: str, likes: Sequence[Any]) -> None:
             f"jaxrewrite: the axes of arrays have numbers alone in {name}. The functions of "
             "jaxrewrite.numpy take names, outside of a transformed function.",
         )
+    if isinstance(error, AttributeError) and isinstance(error.obj, _compat.Tracer):
+        asked = str(error.name)
+        for cls in dict.fromkeys(type(like) for like in likes if _has(like, asked)):
+            add_note(
+                error,
+                f"jaxrewrite: values of type {cls.__name__} are arrays in {name}, as functions of "
+                f"JAX see them, and have no {asked} there. Use that outside, and pass what comes of it.",
+            )
     if isinstance(error, _NEEDS_A_NUMBER):
         add_note(
             error,
@@ -509,6 +517,12 @@ def _note_staging(error: Exception, name: str, likes: Sequence[Any]) -> None:
             "its arrays have no concrete values. Use lax.cond and its kin, or pass what is "
             "known beforehand as a Python scalar, which is static.",
         )
+
+
+def _has(like: Any, name: str) -> bool:
+    """Whether a value has a field or a method of that name."""
+    fields = getattr(type(like), "__dataclass_fields__", ())
+    return is_value(like) and (name in fields or hasattr(type(like), name))
 
 
 def _operand_names(arguments: Arguments) -> list[str]:

@@ -332,6 +332,16 @@ MISTAKES = {
         lambda: transform(jnp.matmul)(X, Diagonal(jnp.ones(3))),
         ["(8,)", "(3,)", "Diagonal:f32[3,3]"],
     ),
+    "a field of a value in a program": (
+        lambda: transform(lambda v: v.d * 2)(Diagonal(X[0])),
+        ["no attribute d", "of type Diagonal are arrays in", "have no d there"],
+    ),
+    "a method of a value in a program": (
+        lambda: transform(lambda v, x: x @ v.merge())(
+            Lora(WEIGHT, jnp.ones((8, 2)), jnp.ones((2, 4))), X
+        ),
+        ["no attribute merge", "of type Lora are arrays in", "have no merge there"],
+    ),
     "one number of many": (lambda: f"{PAIR:.2f}", ["Pair", "(8, 4)", "value[0]"]),
 }
 
