@@ -121,6 +121,19 @@ def test_derivatives_and_batches():
     )
 
 
+@pytest.mark.parametrize("program", [scipy, numpyro, likelihood])
+def test_gradients_are_those_of_the_transformed_function(program):
+    """Inside of a program the derivative uses the factor, too. The error says what to write."""
+    a, options = (
+        COVARIANCES["definite"],
+        {"rules": patterns.normal, "materialise": "forbid"},
+    )
+    with pytest.raises(MaterialisationError, match="gradients of the transformed function"):
+        transform(jax.grad(program, 1), **options)(a, Y)
+    got = jax.jit(jax.grad(transform(program, **options), 1))(a, Y)
+    np.testing.assert_allclose(got, jax.grad(program, 1)(a.materialise(), Y), 1e-3, 1e-3)
+
+
 def test_other_programs_keep_the_factor():
     with pytest.raises(MaterialisationError, match=r"rules=jaxrewrite\.patterns\.normal"):
         transform(numpyro, materialise="forbid")(COVARIANCES["definite"], Y)

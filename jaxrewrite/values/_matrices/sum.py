@@ -101,9 +101,9 @@ class Sum(LinearAlgebra, Linear):
     _remedies = {
         "cholesky": "A sum has no triangular factor with structure, but it can be solved with, and "
         "has a determinant. For the density of a normal distribution pass "
-        "rules=jaxrewrite.patterns.normal, which is for one vector at a time, ranks up to a "
-        "sixteenth of the rows, and some formulas: see 'normal: densities without factors' in the "
-        "docs (pattern_tables.rst)",
+        "rules=jaxrewrite.patterns.normal, and take gradients of the transformed function. The "
+        "rules are for one vector at a time, ranks up to a sixteenth of the rows, and some "
+        "formulas: see 'normal: densities without factors' in the docs (pattern_tables.rst)",
         "lu": "Some sums are solved without factors, such as a Kronecker product of two Symmetric "
         "matrices and a multiple of the identity, which jnp.eye(n) is with "
         "rules=jaxrewrite.patterns.structured: see 'Linear algebra' in the docs (values.rst)",
