@@ -28,6 +28,7 @@ from .._core.notices import warn
 from .._core.settings import Settings
 from .._core.site import Site
 from . import collector
+from .donation import donates, told_apart, without_donation
 from .lines import Step, in_lines
 
 
@@ -44,6 +45,7 @@ class Program:
         "_closed",
         "_constants",
         "_differentiated",
+        "_donates",
         "_eager",
         "_needs_64_bits",
         "_steps",
@@ -69,6 +71,7 @@ class Program:
         self._applied = applied
         # How an equation with a derivative rule of its own runs where JAX differentiates it.
         self._differentiated = differentiated
+        self._donates = donates(jaxpr)
         self._steps: list[Step] | None = None
         self._eager: _Steps | None = None
         self._traced: _Steps | None = None
@@ -97,7 +100,7 @@ class Program:
             if _compat.nothing_is_traced() and not _compat.jit_is_disabled():
                 if self._eager is None:
                     self._eager = _Steps(self.jaxpr, self._steps)
-                return self._eager.run(operands)
+                return self._eager.run(told_apart(operands) if self._donates else operands)
             if self._traced is None:
                 steps = map(self._under_trace, self._steps)
                 by_line = in_lines([*steps], self.jaxpr.outvars)
@@ -110,9 +113,11 @@ class Program:
 
     def _under_trace(self, step: Step) -> Step:
         """A step as it is where JAX differentiates it. A rule's step is for more than its equation."""
-        if self._differentiated is None or step.results is not step.eqn.outvars:
+        if step.results is not step.eqn.outvars:
             return step
-        eqn = self._differentiated(step.eqn)
+        eqn = without_donation(step.eqn)
+        if self._differentiated is not None:
+            eqn = self._differentiated(eqn)
         if eqn is step.eqn:
             return step
         return step._replace(call=_binding(eqn), is_jitted=False, eqn=eqn)

@@ -11,6 +11,7 @@ from reference.own import Lora, Scaled
 import jaxrewrite
 from jaxrewrite import transform
 from jaxrewrite.testing import assert_same
+from jaxrewrite.values import Kronecker
 
 
 def scaled(shape=(4, 3)):
@@ -146,6 +147,31 @@ def test_a_leaf_that_is_passed_on_is_not_donated(pass_on, make):
 
             got = transform(reused, materialise="allow")(v, jnp.ones((4, 3)))[1]
             assert_same(jaxrewrite.materialise(got), make(jaxrewrite.materialise(v)), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda call, v, w, x: call(v, 1.0),
+        lambda call, v, w, x: call(v, w),
+        lambda call, v, w, x: (call(v, 1.0), -w),
+        lambda call, v, w, x: (call(v, 1.0), -x),
+    ],
+    ids=["alone", "beside another value", "used later", "closed over"],
+)
+@pytest.mark.parametrize(
+    "how",
+    [lambda fn: fn, jax.vmap, lambda fn: lambda *args: jax.jvp(fn, args, args)],
+    ids=["as it is", "vmap", "jvp"],
+)
+def test_leaves_that_are_one_array_are_told_apart(how, fn):
+    def results(donated):
+        x = jnp.full((2, 2, 2), 3.0)
+        call = jax.jit(lambda a, b: (-a, b), donate_argnums=donated)
+        program = transform(lambda *args: fn(call, *args, x), materialise="allow")
+        return jaxrewrite.materialise(how(program)(Kronecker(x, x), Kronecker(x, x)))
+
+    assert_same(results(0), results(None), 1e-6)
 
 
 def test_what_the_program_makes_is_donated():
