@@ -149,4 +149,4 @@ class _Decorated:
                     delattr(cls, name)
 
 
-hooks.register_class_hook(_Decorated())
+hooks.add_class_hook(_Decorated())

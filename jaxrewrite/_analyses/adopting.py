@@ -26,7 +26,7 @@ from .._core.hooks import (
     Analysis,
     OperandsHook,
     numbers,
-    register_operands_hook,
+    operands_hooks,
 )
 from .._core.rewrite import handlers
 from .._core.value import Value, is_value
@@ -118,7 +118,7 @@ class Adopting(OperandsHook):
         ]
 
 
-register_operands_hook(Adopting)
+operands_hooks.append(Adopting)
 
 
 def _literals(

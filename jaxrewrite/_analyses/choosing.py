@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import _compat
 from .._compat import Jaxpr, Var
-from .._core.hooks import Analysis, OperandsHook, register_operands_hook
+from .._core.hooks import Analysis, OperandsHook, operands_hooks
 from .._core.value import is_value
 from .adopting import is_inexact
 from .calls import ALL_CALLS, called
@@ -43,7 +43,7 @@ class Choosing(OperandsHook):
         return {Written: choosing}
 
 
-register_operands_hook(Choosing)
+operands_hooks.append(Choosing)
 
 
 def _may_choose(atom: Any) -> bool:

@@ -1,11 +1,12 @@
 """The ways in: how other rooms, and other libraries, take part in what the core does.
 
-Each way is a protocol and a function that registers an object of it. The core and the room of
-staging ask what is registered, and know nothing of what it is for.
+Each way is a protocol and a list of what takes part. The core and the room of staging ask what is
+in the lists, and know nothing of what it is for. `jaxrewrite.extend` adds what users register.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -55,6 +56,7 @@ class Pass(Protocol):
 
     primitives: Set[Primitive] = frozenset()
 
+    @abstractmethod
     def run(
         self,
         jaxpr: Jaxpr,
@@ -97,10 +99,12 @@ class ClassHook(Protocol):
     Another library may have a table of classes, such as that of a serialiser.
     """
 
+    @abstractmethod
     def is_ready(self) -> bool:
         """Whether it can be told of classes. The other library may not be imported yet."""
         ...
 
+    @abstractmethod
     def defined(self, cls: type) -> None:
         """Take note of a class that has become a pytree."""
         ...
@@ -114,10 +118,12 @@ class StagingHook(Protocol):
     arguments after each call.
     """
 
+    @abstractmethod
     def before(self, tree: Tree) -> Any:
         """What to look at in a pytree of ``(fn, args, kwargs)``, before ``fn`` is called."""
         ...
 
+    @abstractmethod
     def after(self, state: Any) -> Any:
         """What has changed since: a pytree of arrays and values; a false one if nothing has.
 
@@ -125,6 +131,7 @@ class StagingHook(Protocol):
         """
         ...
 
+    @abstractmethod
     def store(self, tree: Tree, changed: Any) -> None:
         """Store in the caller's arguments what `after` returned, now with its arrays."""
         ...
@@ -244,55 +251,31 @@ operands_hooks: list[type[OperandsHook]] = []
 # Functions of `Rewriter.analysis`, an equation and operands: these, with literals for numbers.
 numbers: list[Callable[[Callable[..., Any], JaxprEqn, Sequence[Any]], Sequence[Any]]] = []
 
-_classes: list[type] = []
-_ready: list[ClassHook] = []
+class_hooks: list[ClassHook] = []
 # The hooks that were not ready when they were asked last.
-_waiting: list[ClassHook] = []
+waiting: list[ClassHook] = []
+_classes: list[type] = []
 
 
-def register_pass(pass_: Pass) -> None:
-    """Let tables have entries of a pass. Of several passes, those registered earlier run first."""
-    passes.append(pass_)
+def add_class_hook(hook: ClassHook) -> None:
+    """Tell a hook of all classes of values, unless it raises an error at one that exists."""
+    if not hook.is_ready():
+        waiting.append(hook)
+        return
+    for cls in _classes:
+        hook.defined(cls)
+    class_hooks.append(hook)
 
 
-def register_class_hook(hook: ClassHook) -> None:
-    """Tell a hook of all classes of values, those that exist already among them.
-
-    If it is not ready, it is asked again whenever a user makes a value.
-    """
-    _waiting.append(hook)
-    ask_waiting()
-
-
-def register_staging_hook(hook: StagingHook) -> None:
-    """Let a hook see each function that is staged from now on."""
-    staging_hooks.append(hook)
-
-
-def register_operands_hook(hook: type[OperandsHook]) -> None:
-    """Show an object of this class each program that is rewritten from now on."""
-    operands_hooks.append(hook)
-
-
-def unregister(registered: Pass | ClassHook | StagingHook | type[OperandsHook]) -> None:
-    """Take back a registration, in tests and notebooks. Programs that are kept stay."""
-    lists: list[Any] = [passes, staging_hooks, operands_hooks, _ready, _waiting]
-    for known in lists:
-        if registered in known:
-            known.remove(registered)
+def ask_waiting() -> None:
+    """Ask the hooks that are waiting, where a user has made a value."""
+    for hook in [hook for hook in waiting if hook.is_ready()]:
+        waiting.remove(hook)
+        add_class_hook(hook)
 
 
 def class_defined(cls: type) -> None:
     """Tell the hooks of a class that has become a pytree."""
     _classes.append(cls)
-    for hook in _ready:
+    for hook in class_hooks:
         hook.defined(cls)
-
-
-def ask_waiting() -> None:
-    """Ask the hooks that are waiting, where one is registered or a user has made a value."""
-    for hook in [hook for hook in _waiting if hook.is_ready()]:
-        _waiting.remove(hook)
-        _ready.append(hook)
-        for cls in _classes:
-            hook.defined(cls)

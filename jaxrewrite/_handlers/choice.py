@@ -24,7 +24,7 @@ from .. import _compat
 from .._analyses.growing import Producers
 from .._analyses.written import Fact, Written
 from .._compat import JaxprEqn
-from .._core.hooks import OperandsHook, register_operands_hook
+from .._core.hooks import OperandsHook, operands_hooks
 from .._core.rewrite import leafwise_handlers
 from .._core.rules import Entry, Table, type_of
 from .._core.settings import Settings
@@ -163,7 +163,7 @@ class Masking(OperandsHook):
         return eqn, operands
 
 
-register_operands_hook(Masking)
+operands_hooks.append(Masking)
 
 
 def _is_taken(tables: Sequence[Table], beside: Sequence[Any], shown: Sequence[Any]) -> bool:

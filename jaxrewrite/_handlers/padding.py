@@ -19,7 +19,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflat
 from .._analyses.written import Written
 from .._compat import JaxprEqn
 from .._core.avals import avals_of, values_inside
-from .._core.hooks import OperandsHook, register_operands_hook
+from .._core.hooks import OperandsHook, operands_hooks
 from .._core.rewrite import leafwise_handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
@@ -173,4 +173,4 @@ class ZerosInside(OperandsHook):
         return eqn, shown
 
 
-register_operands_hook(ZerosInside)
+operands_hooks.append(ZerosInside)

@@ -17,7 +17,7 @@ from .._analyses.triangles import Triangle, Triangles
 from .._analyses.written import Written
 from .._compat import AnyJaxpr, Aval, JaxprEqn, Var
 from .._core.caches import cached
-from .._core.hooks import Analysis, OperandsHook, register_operands_hook
+from .._core.hooks import Analysis, OperandsHook, operands_hooks
 from .._core.settings import Settings
 from .._core.value import is_value
 from .._functions.called import find_called
@@ -83,7 +83,7 @@ class Cleared(OperandsHook):
         )
 
 
-register_operands_hook(Cleared)
+operands_hooks.append(Cleared)
 
 
 @functools.cache

@@ -58,4 +58,4 @@ def _fields(value: Any) -> tuple[list[str], list[Any], Any]:
     return [keystr(path, simple=True) for path, _ in paths], [x for _, x in paths], treedef
 
 
-hooks.register_class_hook(_Serialisation())
+hooks.add_class_hook(_Serialisation())

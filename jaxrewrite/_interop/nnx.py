@@ -54,4 +54,4 @@ def _variables(tree: Any) -> list[Any]:
     return [x for x in tree_leaves(tree, is_leaf=is_variable) if is_variable(x)]
 
 
-hooks.register_staging_hook(_State())
+hooks.staging_hooks.append(_State())

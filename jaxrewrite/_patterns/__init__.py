@@ -8,11 +8,11 @@ of a match become one synthetic equation (`outline`), which the ordinary walk ov
 meets like any other (`handler`).
 """
 
-from .._core.hooks import register_pass
+from .._core.hooks import passes
 from . import handler
 from .outline import PATTERNS
 
 
-register_pass(PATTERNS)
+passes.append(PATTERNS)
 
-del PATTERNS, handler, register_pass
+del PATTERNS, handler, passes

@@ -11,8 +11,10 @@ import jaxrewrite
 from jaxrewrite import Rules, explain, make_jaxpr, transform
 from jaxrewrite.extend import (
     Analysis,
+    ClassHook,
     OperandsHook,
     Pass,
+    StagingHook,
     live_equations,
     register_class_hook,
     register_operands_hook,
@@ -422,6 +424,77 @@ def test_a_table_that_comes_later_gets_the_classes_when_a_value_is_made(register
     table.imported = True
     Diagonal(X)
     assert table.classes.count(Diagonal) == 1
+
+
+class Refusing(Table):
+    """Raises an error at a class of this name."""
+
+    def __init__(self, name):
+        super().__init__(is_ready=True)
+        self.name = name
+
+    def defined(self, cls):
+        super().defined(cls)
+        if cls.__name__ == self.name:
+            raise ValueError(f"no {cls.__name__}")
+
+
+def new_class(name):
+    return type(name, (jaxrewrite.ArrayValue,), {"materialise": lambda self: X})
+
+
+def test_a_table_that_refuses_a_class_is_not_registered(registered):
+    with pytest.raises(ValueError, match="no Diagonal"):
+        registered(register_class_hook, Refusing("Diagonal"))
+    late = Refusing("Diagonal")
+    late.imported = False
+    registered(register_class_hook, late)
+    late.imported = True
+    with pytest.raises(ValueError, match="no Diagonal"):
+        Diagonal(X)
+    count = len(late.classes)
+    new_class("Later")()
+    assert len(late.classes) == count
+
+
+@pytest.mark.parametrize(
+    "register, given, asked",
+    [
+        (
+            register_pass,
+            None,
+            "an object with data_flow, primitives, run, .*Pass; got None",
+        ),
+        (register_pass, Involutions, "an object .*got <class .*Involutions'>"),
+        (register_pass, lambda jaxpr: jaxpr, "an object .*got <function"),
+        (register_class_hook, Table, "an object with defined, is_ready, .*ClassHook"),
+        (register_class_hook, 3, "an object .*got 3"),
+        (register_staging_hook, Table(True), "an object with after, before, store, .*Stag"),
+        (
+            register_operands_hook,
+            object(),
+            "a class with begin, .*primitives.*OperandsHook",
+        ),
+        (register_operands_hook, Table, "a class .*Table"),
+    ],
+)
+def test_what_is_registered_has_what_its_protocol_asks_for(
+    registered, rules, register, given, asked
+):
+    with pytest.raises(TypeError, match=f"{register.__name__} takes {asked}"):
+        registered(register, given)
+    negate = transform(lambda x: -x, rules=rules, materialise="allow")
+    np.testing.assert_allclose(negate(new_class("New")()), -X)
+
+
+def test_what_a_protocol_has_no_default_for_has_to_be_defined():
+    for protocol, missing in (
+        (Pass, "run"),
+        (ClassHook, "is_ready"),
+        (StagingHook, "store"),
+    ):
+        with pytest.raises(TypeError, match=missing):
+            type("Own", (protocol,), {})()
 
 
 class Turns(OperandsHook):
