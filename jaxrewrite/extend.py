@@ -69,7 +69,6 @@ def _check(caller: str, given: object, protocol: type, is_class: bool = False) -
     if isinstance(given, type) != is_class or not all(hasattr(given, x) for x in asked):
         kind = "a class" if is_class else "an object"
         raise TypeError(
-            f"{caller} takes {kind} with {', '.join(asked)}, such as "
-            f"{'' if is_class else 'one of '}a subclass of jaxrewrite.extend.{protocol.__name__}; "
-            f"got {given!r}."
+            f"{caller} takes {kind} with {', '.join(asked)}, as jaxrewrite.extend.{protocol.__name__} "
+            f"has; got {given!r}."
         )

@@ -6,6 +6,7 @@ in the lists, and know nothing of what it is for. `jaxrewrite.extend` adds what 
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol
@@ -275,7 +276,8 @@ def ask_waiting() -> None:
 
 
 def class_defined(cls: type) -> None:
-    """Tell the hooks of a class that has become a pytree."""
+    """Tell the hooks of a class that has become a pytree: all of them, before an error is raised."""
     _classes.append(cls)
-    for hook in class_hooks:
-        hook.defined(cls)
+    with contextlib.ExitStack() as told:
+        for hook in reversed(class_hooks):
+            told.callback(hook.defined, cls)

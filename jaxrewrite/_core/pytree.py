@@ -7,7 +7,6 @@ which are metadata, and the name under which the class is exported.
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -175,8 +174,7 @@ def prepare_defined() -> None:
         if is_whole and _is_ours(cls) and cls.__new__ is PyTree.__new__:
             # Mistakes in a class are reported where it has an instance, and not where another
             # class is defined.
-            with contextlib.suppress(TypeError, ValueError):
-                _prepare(cls)
+            _prepare(cls, TypeError, ValueError)
 
 
 def _missing(cls: type[PyTree]) -> list[str]:
@@ -185,17 +183,20 @@ def _missing(cls: type[PyTree]) -> list[str]:
     return list(filter(is_missing, cls._required))
 
 
-def _prepare(cls: Any) -> None:
-    """Make ``cls`` a pytree, unless it is one already."""
+def _prepare(cls: Any, *ignored: type[Exception]) -> None:
+    """Make ``cls`` a pytree, unless it is one already, or has mistakes that are ignored."""
     with _preparing:
         if "_jaxrewrite_ready" in cls.__dict__:
             return
-        for name in _missing(cls):
-            raise TypeError(f"{cls.__name__} has to define {name}().")
-        if _is_ours(cls) and not _is_registered(cls):
-            _make_dataclass(cls)
-            _check_names(cls)
-            _register(cls)
+        try:
+            for name in _missing(cls):
+                raise TypeError(f"{cls.__name__} has to define {name}().")
+            if _is_ours(cls) and not _is_registered(cls):
+                _make_dataclass(cls)
+                _check_names(cls)
+                _register(cls)
+        except ignored:
+            return
         cls._jaxrewrite_ready = True
         hooks.class_defined(cls)
 

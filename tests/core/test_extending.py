@@ -443,6 +443,18 @@ def new_class(name):
     return type(name, (jaxrewrite.ArrayValue,), {"materialise": lambda self: X})
 
 
+def test_every_table_is_told_of_a_class_that_one_of_them_refuses(registered):
+    refusing = registered(register_class_hook, Refusing("First"))
+    table = registered(register_class_hook, Table(is_ready=True))
+    first = new_class("First")
+    with pytest.raises(ValueError, match="no First"):
+        new_class("Second")
+    second = new_class("Second")
+    first(), second()
+    for told in (refusing, table):
+        assert told.classes.count(first) == told.classes.count(second) == 1
+
+
 def test_a_table_that_refuses_a_class_is_not_registered(registered):
     with pytest.raises(ValueError, match="no Diagonal"):
         registered(register_class_hook, Refusing("Diagonal"))
@@ -463,7 +475,7 @@ def test_a_table_that_refuses_a_class_is_not_registered(registered):
         (
             register_pass,
             None,
-            "an object with data_flow, primitives, run, .*Pass; got None",
+            "an object with data_flow, primitives, run, as .*Pass has; got None",
         ),
         (register_pass, Involutions, "an object .*got <class .*Involutions'>"),
         (register_pass, lambda jaxpr: jaxpr, "an object .*got <function"),
