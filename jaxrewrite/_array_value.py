@@ -16,7 +16,7 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 from jax.typing import ArrayLike, DTypeLike
 
-from . import _compat, _display
+from . import _display
 from ._axes.declaration import declare
 from ._axes.methods import METHODS, check_rank
 from ._core.avals import aval_of, avals_of, dense_aval, rule_children
@@ -464,11 +464,15 @@ class ArrayValue(Value):
                 # A property raised an AttributeError, which is the one to show.
                 return object.__getattribute__(self, name)
             text = f"{cls.__name__!r} object has no attribute {name!r}"
-            if hasattr(_compat.ArrayImpl, name):
+            if hasattr(jax.Array, name) or name in _OF_ARRAYS_THAT_EXIST:
                 text += (
                     f". Arrays have it: use it in a transformed function{_namesake(name)}."
                 )
             raise AttributeError(text, name=name, obj=self)
+
+
+# JAX's type for all arrays does not have them.
+_OF_ARRAYS_THAT_EXIST = {"block_until_ready", "tolist"}
 
 
 _CALL_TRANSFORMED = (

@@ -232,7 +232,7 @@ def fingerprint(jaxpr: Any) -> Any:
     """A hashable description of a jaxpr, closed or not, and of its function.
 
     It is equal for two traces of one function on the same avals. It contains the file and
-    line of the function, because custom derivatives cannot be compared in another way.
+    line of the function, and which rules for derivatives a user gave.
     """
     closed, jaxpr = jaxpr, _without_constants(jaxpr)
     numbers: dict[Any, int] = {}

@@ -192,4 +192,5 @@ def _captured(fn: Any) -> Mapping[str, Any]:
     if not isinstance(fn, FunctionType):
         return {}
     cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
-    return {name: cell.cell_contents for name, cell in cells}
+    # A variable without a value has no contents.
+    return {name: content for name, cell in cells for content in _held(cell)}

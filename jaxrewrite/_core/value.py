@@ -96,6 +96,9 @@ class Value(PyTree):
     # Whether rules get one object for operands that are one. Other rules tell them apart by `is`.
     _meets_itself: ClassVar[bool] = False
 
+    # Whether zeros may have its structure. Metadata may say what zeros are not.
+    _may_be_zero: ClassVar[bool] = True
+
     # How many of its first fields hold the array, or bounds of it, entry for entry. Another
     # annotation says the same of these as of the whole.
     _array_fields: ClassVar[int] = 0

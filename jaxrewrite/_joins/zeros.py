@@ -19,7 +19,7 @@ from jax.tree_util import PyTreeDef, tree_leaves, tree_map, tree_unflatten
 from .. import _compat
 from .._analyses.written import UNKNOWN, Fact, Written, facts_of, filled
 from .._compat import Literal, Primitive, ShapedArray, Tree
-from .._core.avals import avals_of, children, is_adopted, rule_children
+from .._core.avals import avals_of, children, is_adopted, rule_children, values_inside
 from .._core.builder import Rewritten
 from .._core.caches import BoundedCache
 from .._core.dense import make_dense, materialised
@@ -163,7 +163,8 @@ _kept = BoundedCache(1024)
 
 def is_zero_where_parts_are(like: Value) -> bool:
     """Whether a value of this structure is zero if all that a rule sees of it is zero."""
-    return _fact_about(like, 0).is_positive_zero
+    may_be_zero = all(x._may_be_zero for x in (like, *values_inside(like)))
+    return may_be_zero and _fact_about(like, 0).is_positive_zero
 
 
 def is_zero_where_leaves_are(like: Like | Operand) -> bool:

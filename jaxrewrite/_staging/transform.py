@@ -180,7 +180,7 @@ def check_function(caller: str, fn: Callable[..., Any]) -> None:
     if code is not None and code.co_flags & _RUNS_LATER:
         name = type(fn).__name__ if code.co_name == "__call__" else code.co_name
         raise TypeError(
-            f"transform can't take {name}, a generator or coroutine function, "
+            f"{caller} can't take {name}, a generator or coroutine function, "
             "because a call of it does not run its body. Return a list, or transform what "
             "the body calls."
         )
@@ -498,6 +498,10 @@ class Transformed(Generic[_P, _R]):
         return Transformed(fn, spec, self._rules, self._policy)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
+        if isinstance(self._fn, types.MethodType):
+            instance, name = self._fn.__self__, self._fn.__name__
+            if isinstance(inspect.getattr_static(type(instance), name, None), Transformed):
+                return getattr, (instance, name)
         # If the module of the function has this transform under its name, pickle the name.
         if _named(self._fn) is self:
             return self._fn.__qualname__

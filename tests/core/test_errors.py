@@ -700,6 +700,23 @@ def decorated(x):
     return 3 * x
 
 
+class Scaling:
+    def __init__(self, factor):
+        self.factor = factor
+
+    @functools.partial(transform, rules=jaxrewrite.Rules())
+    def scaled(self, x):
+        return self.factor * x
+
+
+def test_the_pickle_of_a_method_is_that_of_its_object():
+    method = Scaling(5).scaled
+    for _ in range(3):
+        method = pickle.loads(pickle.dumps(method))
+    np.testing.assert_allclose(method(X), 5 * X)
+    assert repr(method).count("transform") == 1
+
+
 def test_copies_and_pickles_are_those_of_the_function():
     again = lambda fn: pickle.loads(pickle.dumps(fn))
     assert again(decorated) is decorated

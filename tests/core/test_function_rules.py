@@ -886,6 +886,22 @@ def make_saving_less(factor):
     return make_saving(factor, optimize_remat=True)
 
 
+def make_logging(factor, is_logged=False):
+    """A variable of the forward rule has no value."""
+    if is_logged:
+        name = "scaling"
+
+    @jax.custom_vjp
+    def logging(x):
+        return x + 0
+
+    def forward(x):
+        return x + 0, print(name) if is_logged else factor
+
+    logging.defvjp(forward, _times_saved)
+    return logging
+
+
 def make_surrogate(factor):
     @jax.custom_jvp
     def surrogate(x):
@@ -906,7 +922,8 @@ def make_sum(number):
 
 
 @pytest.mark.parametrize(
-    "make", [make_scaling, make_saving, make_saving_less, make_surrogate, make_sum]
+    "make",
+    [make_scaling, make_saving, make_saving_less, make_logging, make_surrogate, make_sum],
 )
 def test_functions_of_one_line_that_differ(asked, make):
     rules = jaxrewrite.Rules()

@@ -24,9 +24,11 @@ def documented(page):
 
 
 def names_of(module, late=()):
-    """The names that a module imports as themselves, and those that it loads late."""
+    """The names that a module defines or imports as themselves, and those that it loads late."""
     found = re.findall(r"(\w+) as (\w+)", inspect.getsource(module))
-    names = {name for own, name in found if own == name} | {*late}
+    own = (x.__name__ for x in vars(module).values() if inspect.isfunction(x))
+    defined = {name for name in own if getattr(module, name).__module__ == module.__name__}
+    names = {name for own, name in found if own == name} | defined | {*late}
     return {name for name in names if not inspect.ismodule(getattr(module, name, None))}
 
 

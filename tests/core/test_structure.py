@@ -34,7 +34,7 @@ ROOMS_BELOW = {
     "_staging": {"_compat", "_core", "_signatures"},
     "_display": {"_compat", "_core", "_staging"},
     "_axes": {"_core", "_staging"},
-    "_array_value": {"_axes", "_compat", "_core", "_display", "_staging"},
+    "_array_value": {"_axes", "_core", "_display", "_staging"},
     "_members": {"_core"},
     "_batched": {"_array_value", "_axes", "_compat", "_core", "_display", "_staging"},
     "_placement": {"_compat", "_core"},

@@ -372,7 +372,10 @@ def nan_if_any_is(x: Inexact[Array, "*batch ..."], batch: int) -> Any:
 
 def nan_where(is_nan: Any, x: Any) -> Any:
     """Make some numbers NaN, and their derivatives, which those of a chosen constant are not."""
-    return x * jnp.where(is_nan, jnp.nan, 1)
+    factor = jnp.where(is_nan, jnp.nan, 1)
+    if jnp.iscomplexobj(x):  # A product with a complex one would be NaN for infinities.
+        return lax.complex(x.real * factor, x.imag * factor)
+    return x * factor
 
 
 def check_square(cls: str, field: str, x: Any) -> None:

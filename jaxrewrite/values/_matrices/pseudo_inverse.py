@@ -3,7 +3,8 @@
 ``jnp.linalg.pinv`` of a matrix whose singular value decomposition is known is a value that
 multiplies by one of its factors after the other. Singular vectors have no derivatives where
 two singular values are the same, but the pseudo-inverse has, as long as the rank stays. So
-products with it have the derivative that JAX gives to its own function [1]_.
+products with it have the derivative that JAX gives to its own function [1]_. Where a tolerance
+cuts numbers that are far from zero, the vectors of those turn, too: `_by_turns` adds that.
 
 References
 ----------
@@ -107,15 +108,16 @@ def _by_turns(size: Any, kept: Any, moved: Any, u_b: Any, v_x: Any) -> Any:
     :math:`s_i (s_i M_{ij} + s_j \bar M_{ji}) / (s_i^2 - s_j^2)` in the place of :math:`M_{ij}`,
     and likewise for :math:`M_{ji}`. All are in the basis of the singular vectors.
     """
-    is_pair = kept[:, None] & ~kept[None, :]
-    larger, smaller = size[:, None], size[None, :]
-    gap = jnp.where(is_pair, (larger - smaller) * (larger + smaller), 1)
-    weight = jnp.where(is_pair, smaller / gap, 0)
+    is_pair = kept[:, None] & ~kept[None, :]  # i is kept, and j is cut.
+    kept_size = jnp.where(kept, size, 1)[:, None]
+    # Ratios of sizes do not overflow.
+    ratio = jnp.where(is_pair, size[None, :] / kept_size, 0)
+    weight = ratio / ((1 - ratio) * (1 + ratio))
     back = jnp.conj(moved.T)
-    of_right = weight * (smaller * moved + larger * back)  # i is kept, and j is cut.
-    of_left = weight * (smaller * back + larger * moved)
-    inverse = jnp.where(kept, 1 / jnp.where(kept, size, 1), 0)[:, None]
-    return inverse**2 * (of_left @ u_b) + jnp.conj(of_right.T) @ (inverse * v_x)
+    of_right = weight * (ratio * moved + back) / kept_size
+    of_left = weight * (ratio * back + moved) / kept_size
+    turned = (of_left @ u_b) / kept_size
+    return jnp.where(kept[:, None], turned, 0) + jnp.conj(of_right.T) @ v_x
 
 
 def pseudo_inverse_times(

@@ -13,12 +13,13 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 from jaxrewrite import bind, register
+from jaxrewrite.extend import Zeros
 
 from .._base.sizes import check_flag
 from .._base.structured import disproved, number_of
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, check_square, solve_columns
-from .monomial import Diagonal, Identity
+from .monomial import Diagonal, Identity, or_zero
 from .triangle import mirrored, multiply_symmetric, on_columns
 from .triangular import Triangular
 
@@ -138,6 +139,10 @@ class Symmetric(Matrix):
         # What is known of their signs is no matter.
         return isinstance(other, Symmetric) and self.shape == other.shape
 
+    @property
+    def _may_be_zero(self) -> bool:  # type: ignore[override]
+        return not self.positive
+
     def cast(self, dtype: Any) -> Any:
         return Symmetric(self.x.astype(dtype))
 
@@ -149,6 +154,8 @@ class Symmetric(Matrix):
 
     def join(self, other: Any) -> Any:
         # What is known of their signs differs.
+        if isinstance(other, Zeros):
+            return or_zero(Symmetric(self.x))
         if isinstance(other, Symmetric):
             return Symmetric(self.x), Symmetric(other.x)
         return Matrix.join(Symmetric(self.x), other)

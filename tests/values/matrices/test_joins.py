@@ -90,6 +90,19 @@ def test_dtypes_stay(dtype):
         np.testing.assert_array_equal(materialise(result), materialise(one))
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_zeros_are_not_positive(is_nested):
+    v = Symmetric(X[:2] @ X[:2].T, positive=True)
+    v = Kronecker(v, v) if is_nested else v
+    zeros = jnp.zeros(v.shape)
+    in_a_branch = lambda v, p: lax.cond(p, lambda: v, lambda: zeros)
+    in_a_carry = lambda v, p: lax.scan(lambda c, _: (v, c), zeros, length=1)[1][0]
+    beside = lambda v, p: jnp.concatenate([v[None], zeros[None]])[1]
+    for fn in (in_a_branch, in_a_carry, beside):
+        run = transform(lambda v, p, fn=fn: jnp.linalg.det(fn(v, p)), materialise="allow")
+        assert run(v, jnp.array(False)) == 0
+
+
 def test_what_is_known_of_signs_is_not_taken_from_one_branch():
     v, w = MATRICES["positive Symmetric"], Diagonal(-jnp.ones(6))
     assert not transform(choose)(jnp.array(True), v, w).positive
