@@ -160,9 +160,14 @@ class Scaled(LinearAlgebra, Linear):
         return isinstance(self.x, LinearAlgebra) and self.x.solvable
 
     def known_diagonal(self) -> Any:
-        return diagonal_of(self.x) * self._of_matrices(1)
+        diagonal = diagonal_of(self.x)
+        if self._scales_rows():
+            return diagonal * self.number[..., : diagonal.shape[-1]]
+        return diagonal * self._of_matrices(1)
 
     def trace(self) -> Any:
+        if self._scales_rows():
+            return self.known_diagonal().sum(-1)
         return trace_of(self.x) * self._of_matrices(0)
 
     def known_inverse(self) -> Any:

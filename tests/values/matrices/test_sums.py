@@ -482,6 +482,15 @@ def test_norms_of_a_batch_of_multiples():
             assert_same(jaxrewrite.materialise(x), y, 1e-9)
 
 
+@pytest.mark.parametrize("shape", [(4, 3), (3, 4), (3, 3)])
+def test_the_diagonal_of_a_batch_of_multiples_of_vectors(shape):
+    x = jnp.arange(1.0, 13.0)[: shape[0] * shape[1]].reshape(shape)
+    v = jax.vmap(Scaled)(x, jnp.arange(1.0, shape[0] + 1))
+    for fn in (jnp.diagonal, jnp.trace):
+        got = jaxrewrite.materialise(jaxrewrite.transform(fn)(v))
+        np.testing.assert_allclose(got, fn(jaxrewrite.materialise(v)))
+
+
 def test_a_determinant_of_a_batch_of_multiples_of_vectors():
     v = jax.vmap(lambda x: Scaled(x, x.sum()))(normal(3, 3))
     both = lambda v: (jnp.linalg.slogdet(v)[1], jnp.linalg.eigvals(v).prod())
