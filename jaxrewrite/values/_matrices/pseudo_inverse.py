@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 import jaxrewrite
 
+from .._base.sizes import is_less
 from .algebra import dense_svd, dot_of, known_or, solve_columns
 from .matrix import Matrix, adjoint, nan_where, swapped
 
@@ -155,12 +156,24 @@ def pseudo_inverse_times(
 
         x = product(leaves, tolerance, b)
         left = change(adjoint, b - dot_of(a, x))
-        times = functools.partial(
-            pseudo_inverse_times, tolerance=tolerance, keeps_equal=keeps_equal, cuts=cuts
-        )
-        tangent = times(a, b=b_dot - change(lambda a: a, x) + times(adjoint(a), b=left))
-        beside = change(adjoint, times(adjoint(a), b=x))
-        tangent = tangent + beside - times(a, b=dot_of(a, beside))
+        options = {"keeps_equal": keeps_equal, "cuts": cuts}
+        if is_less(sum(map(jnp.size, leaves)), a.size):
+            times = lambda x: pseudo_inverse_times(a, tolerance, x, **options)
+            times_adjoint = lambda x: pseudo_inverse_times(
+                adjoint(a), tolerance, x, **options
+            )
+        else:
+            # The inverse as an array takes no more than the matrix. Where JAX linearises this, it
+            # drops the rules of functions of tangents, so that second derivatives would be those
+            # of singular vectors. An array that depends on the point alone keeps its rule.
+            eye = jnp.eye(a.shape[-2], dtype=a.dtype)
+            p = product(
+                leaves, tolerance, jnp.broadcast_to(eye, (*a.shape[:-2], *eye.shape))
+            )
+            times, times_adjoint = (functools.partial(dot_of, x) for x in (p, adjoint(p)))
+        tangent = times(b_dot - change(lambda a: a, x) + times_adjoint(left))
+        beside = change(adjoint, times_adjoint(x))
+        tangent = tangent + beside - times(dot_of(a, beside))
         if cuts:
             u, size, vh = known_or(a, "known_reduced_svd", dense_svd)
             size = jaxrewrite.materialise(size)

@@ -337,6 +337,30 @@ def test_a_matrix_of_16_bits_and_a_wide_right_side():
             np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
 
 
+SWAP = jnp.array([[0.0, 1.0], [1.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("make", "x"),
+    [
+        (Symmetric, SWAP),
+        (BlockDiagonal, jnp.array([[[0.0, 1.0], [-1.0, 0.0]]])),
+        (Circulant, jnp.array([5.0, 1.0, 0.5, 0.3])),
+        (Diagonal, jnp.ones(3)),
+    ],
+    ids=["Symmetric", "BlockDiagonal", "Circulant", "Diagonal"],
+)
+def test_equal_singular_values_have_second_derivatives(make, x):
+    """Those of an inverse."""
+    n = make(x).shape[0]
+    weights = normal(0, n, n)
+    by = lambda inverse: lambda v: jnp.sin(inverse(v) * weights).sum()
+    mine = jaxrewrite.transform(by(jnp.linalg.pinv), materialise="allow")
+    got = jax.hessian(lambda x: mine(make(x)))(x)
+    want = jax.hessian(lambda x: by(jnp.linalg.inv)(make(x).materialise()))(x)
+    assert_same(got, want, 1e-9)
+
+
 @pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "stack"])
 def test_a_dense_pseudo_inverse_has_second_derivatives(batch):
     """JAX's own function has none with JAX 0.10 if ``rtol`` is traced."""
