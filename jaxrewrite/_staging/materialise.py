@@ -65,7 +65,7 @@ def no_materialise() -> Iterator[None]:
     A transform in this region, or in a function that it calls, has the policy
     ``materialise="forbid"`` unless it is given another one. Calls of
     `jaxrewrite.materialise` do what they say, and programs that `jax.jit` compiled before
-    run as they are. The region is one of this thread, or of this task of `asyncio`.
+    run as they are. The region is one of this thread, or of this task of ``asyncio``.
 
     Raises
     ------
