@@ -42,7 +42,7 @@ from jax.interpreters.partial_eval import (
     trace_to_jaxpr_dynamic,
 )
 
-from .avals import is_array, leaf_aval
+from .avals import leaf_aval
 from .modes import mode_for
 from .parameters import body_name
 from .types import (
@@ -247,8 +247,7 @@ def fingerprint(jaxpr: Any) -> Any:
             return fingerprint(param)
         if isinstance(param, (tuple, list)):
             return tuple(map(of_param, param))
-        # An axis may be a number of NumPy in one trace, and one of Python in another.
-        return _constant_key(param) if is_array(param) and np.ndim(param) else str(param)
+        return str(param)
 
     def of_eqn(eqn: JaxprEqn) -> Any:
         params = [

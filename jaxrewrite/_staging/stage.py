@@ -42,6 +42,7 @@ from .._core.avals import aval_of, avals_of, children, is_adopted, values_inside
 from .._core.dead_code import drop_dead_code
 from .._core.errors import add_note, at_line
 from .._core.notices import Notice, warn
+from .._core.pytree import dataclass_fields
 from .._core.rewrite import Rewriter, new_rewriter
 from .._core.rules import Rule, RulesInForce, global_rules
 from .._core.settings import Settings, use_settings
@@ -521,8 +522,10 @@ def _note_staging(error: Exception, name: str, likes: Sequence[Any]) -> None:
 
 def _has(like: Any, name: str) -> bool:
     """Whether a value has a field or a method of that name."""
-    fields = getattr(type(like), "__dataclass_fields__", ())
-    return is_value(like) and (name in fields or hasattr(type(like), name))
+    if not is_value(like):
+        return False
+    is_field = any(f.name == name for f in dataclass_fields(type(like)))
+    return is_field or hasattr(type(like), name)
 
 
 def _operand_names(arguments: Arguments) -> list[str]:

@@ -355,18 +355,19 @@ def _partition(caller: str, tree: Any, labels: Any) -> tuple[Any, Any]:
 
 def _freezes(caller: str, path: Any, label: Any) -> bool:
     """Whether a label freezes its leaf; raise for one that is surely meant in another way."""
+    is_text = isinstance(label, str)
+    if is_text and (label == "freeze" or not _is_nearly_freeze(label.strip().casefold())):
+        return label == "freeze"
     where = keystr(path, simple=True, separator="/") or "the leaf"
-    if not isinstance(label, str):
+    if not is_text:
         raise TypeError(
             f"{caller}: the label of {where} is {label!r}; it must be a string: "
             '"freeze", "train", or one of your own.'
         )
-    if label != "freeze" and _is_nearly_freeze(label.strip().casefold()):
-        raise ValueError(
-            f'{caller}: the label of {where} is {label!r}, which is not "freeze". A leaf with '
-            'any other label is trained, so write "freeze", or a name that is less alike.'
-        )
-    return label == "freeze"
+    raise ValueError(
+        f'{caller}: the label of {where} is {label!r}, which is not "freeze". A leaf with '
+        'any other label is trained, so write "freeze", or a name that is less alike.'
+    )
 
 
 def _is_nearly_freeze(word: str) -> bool:

@@ -28,7 +28,15 @@ from .algebra import (
 )
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
-from .matrix import Matrix, apply_dense, negated, solve_factor, swapped, turned
+from .matrix import (
+    Matrix,
+    apply_dense,
+    nan_where,
+    negated,
+    solve_factor,
+    swapped,
+    turned,
+)
 from .monomial import Diagonal, Identity, sorted_svd
 from .solutions import solution
 from .triangular import Triangular
@@ -243,11 +251,11 @@ class Kronecker(Matrix):
             is_negative = (diagonal_of(x).real[..., :1] < 0).any(-1)
             is_positive ^= is_negative
             cholesky_factors.append(_lower(_negated_where(is_negative, x)))
-        root = jnp.where(is_positive, 1, jnp.nan).astype(self.dtype)
         first, *rest = cholesky_factors
         if isinstance(first, Identity):
             first = first.as_multiple()  # It has a number, which may be NaN.
-        return Kronecker(jax.tree.map(lambda x: x * with_ndim(root, x.ndim), first), *rest)
+        marked = lambda x: nan_where(with_ndim(~is_positive, x.ndim), x)
+        return Kronecker(jax.tree.map(marked, first), *rest)
 
     def is_triangular(self, lower: bool) -> bool:
         parts = self.factors

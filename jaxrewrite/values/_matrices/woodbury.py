@@ -262,8 +262,7 @@ class _Update(SumSolver):
         conditions = (update._condition(solved_u, scale) for scale in (1, update._scale()))
         condition = functools.reduce(jnp.minimum, conditions)
         is_known = (condition < 1 / jnp.finfo(u.dtype).eps) & (of_base.unit != 0)
-        unit = determinant.unit * jnp.where(is_known, 1, jnp.nan).astype(u.dtype)
-        return determinant._replace(unit=unit)
+        return determinant._replace(unit=nan_where(~is_known, determinant.unit))
 
     def _balanced(self) -> _Update:
         """The same matrix, with columns of u as long as the rows of v that they meet."""

@@ -135,8 +135,8 @@ class Dora(Adapted):
         return on_fields(_rescaled, self)
 
     def materialise(self) -> Any:
-        merged = self.lora.materialise()
         dense = dataclasses.replace(self, w=jaxrewrite.materialise(self.w))
+        merged = dense.lora.materialise()
         return merged * _factor(dense).astype(merged.dtype)
 
     @staticmethod
