@@ -19,6 +19,7 @@ from .avals import (
     as_weak_as as as_weak_as,
     full as full,
     is_array as is_array,
+    is_namesake as is_namesake,
     is_plain as is_plain,
     is_refused as is_refused,
     is_weak as is_weak,

@@ -209,6 +209,11 @@ def primitive_of_name(name: str) -> Primitive | None:
     return primitives_by_name().get(name)
 
 
+def is_namesake(primitive: Primitive) -> bool:
+    """Whether a primitive is not JAX's own, and one of JAX's has its name."""
+    return primitives_by_name().get(primitive.name, primitive) is not primitive
+
+
 def result_avals(eqn: JaxprEqn, avals: Sequence[Any]) -> list[Any]:
     """The avals of the results of an equation's primitive for operands of these avals."""
     with eqn.ctx.manager:

@@ -33,7 +33,7 @@ from .dense import HIDING
 from .errors import MaterialisationError, add_note
 from .hooks import Analysis, OperandsHook, operands_hooks, passes
 from .record import Record
-from .rules import is_of_a_library
+from .rules import is_of_a_library, refuse_namesakes
 from .settings import Settings
 from .site import Site, describe, is_hiding
 from .traces import Flat, Rewriting, checked_results
@@ -225,11 +225,12 @@ class Rewriter(Builder):
 
     def _open_primitives(self, jaxpr: Jaxpr) -> Set[Primitive]:
         """The primitives of a jaxpr that are rewritten also if no operand is a value."""
+        primitives = {eqn.primitive for eqn in jaxpr.eqns}
+        refuse_namesakes(primitives)
         dense = self.rewriting.dense_primitives
         if not dense and not self.rewriting.passes:
             seen = (eqn for eqn in jaxpr.eqns if eqn.primitive.name in sees_arrays)
             return {eqn.primitive for eqn in seen if sees_arrays[eqn.primitive.name](eqn)}
-        primitives = {eqn.primitive for eqn in jaxpr.eqns}
         return {p for p in primitives if p in dense or p.name in handlers}
 
     def _is_known_unchanged(self, eqn: JaxprEqn, operands: Sequence[Operand]) -> bool:

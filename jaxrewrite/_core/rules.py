@@ -682,6 +682,7 @@ def _ambiguity(
 def look_up_primitive(primitive: Primitive | str | Callable[..., Any]) -> Primitive:
     """Return the primitive of a name, or that stands for a function; `ValueError` if none."""
     if isinstance(primitive, Primitive):
+        refuse_namesakes([primitive])
         return primitive
     if not isinstance(primitive, str):
         for called in (find(primitive) for find in finders):
@@ -700,3 +701,17 @@ def look_up_primitive(primitive: Primitive | str | Callable[..., Any]) -> Primit
             hint = f" jax.make_jaxpr(jax.numpy.{primitive})(*arrays) shows those of that function."
         raise ValueError(f"JAX has no primitive {primitive!r}.{hint}")
     return found
+
+
+def refuse_namesakes(primitives: Iterable[Primitive]) -> None:
+    """Raise `ValueError` for a primitive with the name of another one, which is JAX's.
+
+    Handlers, analyses and the rules of many types find a primitive by its name, and would
+    take it for that of JAX.
+    """
+    for primitive in filter(_compat.is_namesake, primitives):
+        raise ValueError(
+            f"JAX has a primitive {primitive.name!r}, and here is another one of that name. "
+            "Rules are found by names: give yours another, such as "
+            f"Primitive('my_{primitive.name}')."
+        )

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
 
 import jaxrewrite
 import jaxrewrite.values
@@ -345,6 +346,20 @@ def test_unknown_primitives(name, hint):
         jaxrewrite.register(name)
     with pytest.raises(ValueError, match="JAX has no primitive"):
         jaxrewrite.bind(name, X)
+
+
+def test_a_primitive_with_the_name_of_one_of_jax():
+    namesake = Primitive("copy")
+    namesake.def_impl(lambda x: x + 1)
+    namesake.def_abstract_eval(lambda x: x)
+    with pytest.raises(ValueError, match="has a primitive 'copy', and here is another"):
+        jaxrewrite.register(namesake)
+    value = jaxrewrite.values.Diagonal(jnp.ones(2))
+    with pytest.raises(ValueError, match="has a primitive 'copy', and here is another"):
+        transform(lambda x, y: (namesake.bind(x), y))(jnp.ones(2), value)
+    body = jax.jit(namesake.bind)
+    with pytest.raises(ValueError, match=r"Primitive\('my_copy'\)"):
+        transform(body)(value)
 
 
 def test_a_name_that_is_like_no_other_has_no_hint():
