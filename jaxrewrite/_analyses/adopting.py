@@ -70,7 +70,7 @@ class Adopting(OperandsHook):
         facts = self._analysis(Written).among(operands)
         if not facts:
             return {}
-        if adopter_of(values) is not None:
+        if adopters_of(values):
             if self._is_for_any_units:
                 facts = {i: _of_any_units(fact) for i, fact in facts.items()}
             return {Written: _numbers_of_body(jaxpr, facts)}
@@ -84,15 +84,15 @@ class Adopting(OperandsHook):
     def operands(
         self, eqn: JaxprEqn, operands: Sequence[Any]
     ) -> tuple[JaxprEqn, Sequence[Any]]:
-        adopter = adopter_of(operands)
-        if adopter is None:
+        adopters = adopters_of(operands)
+        if not adopters:
             return eqn, operands
         written = self._analysis(Written)
         primitive = None if eqn.primitive.name in handlers else eqn.primitive
         # A call may cast the largest number of a dtype to a wider one, and knows it inside.
         is_cast = eqn.primitive.name == "jit" and not is_for_any_units(eqn.params["jaxpr"])
         operands = [
-            _adopt(adopter, x, primitive)
+            adopted(adopters, x, primitive)
             if not is_value(x)
             and is_inexact(x)
             and self._has_any_units(written(x), is_cast)
@@ -106,12 +106,12 @@ class Adopting(OperandsHook):
         return has_no_scale or (self._is_for_any_units and fact.is_written)
 
     def end(self, operands: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
-        adopter = adopter_of(operands)
-        if adopter is None:
+        adopters = adopters_of(operands)
+        if not adopters:
             return results
         written = self._analysis(Written)
         return [
-            _adopt(adopter, x, None)
+            adopted(adopters, x, None)
             if not is_value(x) and is_inexact(x) and written(x).has_no_scale
             else x
             for x in results
@@ -128,7 +128,7 @@ def _literals(
     is_power = eqn.primitive.name == "pow"
     if not is_power and not any(map(_is_scalar_variable, operands)):
         return operands
-    if adopter_of(operands) is not None:
+    if adopters_of(operands):
         return _with_numbers(analysis(Written), eqn, operands)
     return [_with_number(analysis(Written), x) if _varies(x) else x for x in operands]
 
@@ -145,10 +145,17 @@ def _varies(x: Any) -> bool:
     return _is_scalar_variable(x) and bool(_compat.varying_axes(x.aval))
 
 
-def adopter_of(operands: Iterable[Any]) -> Value | None:
-    """The first value that adopts arrays, among the operands and inside of them, or ``None``."""
-    values = (y for x in operands if is_value(x) for y in (x, *values_inside(x)))
-    return next(filter(adopts, values), None)
+def adopters_of(operands: Iterable[Any]) -> Sequence[Value]:
+    """The values that adopt arrays, in the first operand that is or holds some, innermost first.
+
+    There is one of each type.
+    """
+    for x in filter(is_value, operands):
+        inside_out = reversed([x, *values_inside(x)])
+        adopters = {type(y): y for y in inside_out if adopts(y)}
+        if adopters:
+            return [*adopters.values()]
+    return ()
 
 
 def adopts(value: Value) -> bool:
@@ -218,12 +225,18 @@ def _with_number(written: Written, operand: Any, is_whole: bool = False) -> Any:
     return Literal(fact.number, aval)
 
 
-def _adopt(adopter: Value, atom: Any, primitive: Primitive | None) -> Any:
-    value = adopter.adopt(atom, primitive)
-    if value is NotImplemented:
-        return atom
-    hook = f"{type(adopter).__name__}.adopt"
-    problem = mismatch(value, atom.aval, hook, "the array is")
-    if problem is not None:
-        raise TypeError(problem)
-    return value
+def adopted(
+    adopters: Iterable[Value], atom: Any, primitive: Primitive | None = None
+) -> Any:
+    """An array as a value like others: one after the other takes what the one before has made."""
+    taken = atom
+    for adopter in adopters:
+        value = adopter.adopt(taken, primitive)
+        if value is NotImplemented:
+            continue
+        hook = f"{type(adopter).__name__}.adopt"
+        problem = mismatch(value, avals_of([atom])[0], hook, "the array is")
+        if problem is not None:
+            raise TypeError(problem)
+        taken = value
+    return taken

@@ -318,6 +318,7 @@ class Table:
             raise ValueError(f"exchange is 'operands' or 'types'; got {exchange!r}.")
         if not isinstance(precedence, numbers.Real) or precedence != precedence:
             raise TypeError(f"The precedence of a rule is a number; got {precedence!r}.")
+        refuse_namesakes(p for p in (primitive, *more) if isinstance(p, Primitive))
         primitives = [look_up_primitive(p) for p in (primitive, *more)]
         prepare_defined()
 
@@ -682,7 +683,6 @@ def _ambiguity(
 def look_up_primitive(primitive: Primitive | str | Callable[..., Any]) -> Primitive:
     """Return the primitive of a name, or that stands for a function; `ValueError` if none."""
     if isinstance(primitive, Primitive):
-        refuse_namesakes([primitive])
         return primitive
     if not isinstance(primitive, str):
         for called in (find(primitive) for find in finders):

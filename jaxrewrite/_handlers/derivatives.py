@@ -27,6 +27,7 @@ from jax.tree_util import (
 )
 
 from .. import _compat
+from .._analyses.adopting import adopted, adopters_of
 from .._analyses.same import same
 from .._compat import Tree
 from .._core import avals
@@ -424,8 +425,7 @@ def adopted_zero(cotangent: Tangent, result: ArrayOrValue) -> Tangent:
     zeros = instantiated(cotangent)
     if type(cotangent) is not SymbolicZero or not is_value(result):
         return zeros
-    value = result.adopt(zeros, None) if is_inexact(zeros) else NotImplemented
-    return zeros if value is NotImplemented else value
+    return adopted(adopters_of([result]), zeros) if is_inexact(zeros) else zeros
 
 
 def tangent_of(

@@ -165,9 +165,7 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
                 _as_weak_as(builder, x, var.aval)
                 for x, var in zip(results, traced.outvars, strict=True)
             ]
-        rest = iter(
-            [x.materialise() if is_value(x) and is_adopted(x) else x for x in results]
-        )
+        rest = iter(map(_told, results))
         items = [item.filled(rest) for item in out.items]
         _check_nesting(out.items, items, arguments.fn, inputs.likes)
         leaves, items_tree = tree_flatten(items)
@@ -201,6 +199,13 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         rewritten.warnings,
         is_of_call,
     )
+
+
+def _told(result: Operand) -> Operand:
+    """A result without the annotations that are as for any array, of which nothing has told more."""
+    while is_value(result) and is_adopted(result):
+        result = result.materialise()
+    return result
 
 
 def _with_results_read(jaxpr: Jaxpr) -> tuple[Jaxpr, bool]:

@@ -413,6 +413,41 @@ def test_adopted_numbers_of_a_type_of_ones_own_are_of_a_subclass_until_something
     np.testing.assert_array_equal(unused, 0)
 
 
+METRES = Unitful(jnp.arange(3.0), "m")
+
+
+class OuterMarked(Marked):
+    """Around units, with the same rules."""
+
+    outer = 35
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        OuterMarked(METRES, "a"),
+        Unitful(Marked(METRES.array, "a"), "m"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_of_two_annotations_adopts_numbers(value):
+    def program(x):
+        total, unused = lax.fori_loop(
+            0, 2, lambda i, c: (c[0] + x, c[1]), (jnp.zeros(3), jnp.zeros(3))
+        )
+        chosen = lax.cond(jnp.array(True), lambda: x, lambda: jnp.zeros(3))
+        return x + jnp.zeros(3), total, chosen, jnp.maximum(x, 0.0), unused
+
+    run = jax.jit(jaxrewrite.transform(program, materialise="forbid"))
+    *results, unused = run(value)
+    for result, factor in zip(results, (1, 2, 1, 1), strict=True):
+        inner = result.array
+        assert {getattr(x, "units", None) for x in (result, inner)} == {None, METRES.units}
+        assert {getattr(x, "mark", None) for x in (result, inner)} == {None, "a"}
+        np.testing.assert_array_equal(inner.array, factor * jnp.arange(3.0))
+    assert isinstance(unused, jax.Array)
+
+
 @pytest.mark.parametrize("cls", [int, "Money", None])
 def test_an_annotation_rule_is_for_a_type_of_values(cls):
     with pytest.raises(TypeError, match=rf"annotation_rule takes .* no such type: {cls!r}"):
