@@ -14,6 +14,7 @@ from ._adapters import (
     stack_adapters as stack_adapters,
 )
 from ._annotations import (
+    functions as _annotated_functions,
     interval_softmax as _interval_softmax,
     unitful_linalg as _unitful_linalg,
 )

@@ -143,7 +143,7 @@ class Annotated(Carrying):
 
 
 def annotation_rule(
-    cls: type[ArrayValue], *names: str
+    cls: type[ArrayValue], *names: str | Callable[..., Any]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a rule for operands of which at least one is annotated: a decorator.
 
@@ -163,7 +163,8 @@ def annotation_rule(
     cls
         The type that annotates.
     *names
-        The names of primitives. Without any, the rule is for all primitives that may have
+        The names of primitives, and functions that `jaxrewrite.register` takes: what is inside may
+        know a function as a whole. Without any, the rule is for all primitives that may have
         several annotated operands. The ``default`` of a type is for the others.
 
     Returns
@@ -248,7 +249,7 @@ def _is_around(x: Any, cls: type[ArrayValue]) -> bool:
     return any(map(is_of_class, jax.tree.leaves(x, is_leaf=is_of_class)))
 
 
-def _register(cls: Any, name: str, apply: Callable[..., Any]) -> None:
+def _register(cls: Any, name: str | Callable[..., Any], apply: Callable[..., Any]) -> None:
     anything = cls | ArrayLike | ArrayValue
     if name in _TWO_NAMED:
 
@@ -259,7 +260,7 @@ def _register(cls: Any, name: str, apply: Callable[..., Any]) -> None:
         register(name, types=(cls, cls))(pair)
         register(name, types=(cls, ArrayLike | ArrayValue), exchange="types")(pair)
         _leads_to(pair, apply)
-    elif name in _SEVERAL_NAMED:
+    elif name in _SEVERAL_NAMED or not isinstance(name, str):
         # For operands of this kind alone it must beat the rules for any value with structure.
         register(name, types=(cls | ArrayLike,))(apply)
         register(name, types=(anything,))(apply)

@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -370,25 +370,11 @@ def _spread_around(
     axis: int | tuple[int, ...] | None,
     keepdims: bool,
 ) -> Any:
-    if needs_units(correction):
+    """Of a masked array inside; it carries what the result of an array would."""
+    if needs_units(correction) or not _within(x):
         return NotImplemented
-    number = array_of(correction)
-    options = {"axis": axis, "keepdims": keepdims, "correction": number}
-    return _of_what_is_around(getattr(jnp, primitive.name), x, options)
-
-
-@jaxrewrite.register(jnp.median)
-def _median_around(
-    x: Annotated, *, axis: int | tuple[int, ...] | None, keepdims: bool
-) -> Any:
-    return _of_what_is_around(jnp.median, x, {"axis": axis, "keepdims": keepdims})
-
-
-def _of_what_is_around(fn: Callable[..., Any], x: Any, options: Mapping[str, Any]) -> Any:
-    """The function of a masked array inside; it carries what the result of an array would."""
-    if not _within(x):
-        return NotImplemented
-    apply = jaxrewrite.transform(lambda array: fn(array, **options))
+    options = {"axis": axis, "keepdims": keepdims, "correction": array_of(correction)}
+    apply = jaxrewrite.transform(functools.partial(getattr(jnp, primitive.name), **options))
     of_array = apply(x._with_array(jnp.zeros(x.shape, x.dtype)))
     inside = apply(x.array)
     return of_array._with_array(inside) if isinstance(of_array, type(x)) else inside

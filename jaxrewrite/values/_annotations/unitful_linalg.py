@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -94,25 +93,11 @@ def _solve(*operands: Any, primitive: Any, const_lengths: Any, jaxprs: Any) -> A
 # --- functions of JAX that are recognised as a whole --------------------------------------
 
 
-# The units of the result of a function of a matrix, as a power of those of the matrix.
-_POWERS: dict[Callable[..., Any], Fraction | int | None] = {
-    # JAX computes it by logarithms. The power is the number of rows.
-    jnp.linalg.det: None,
-    # A matrix with structure has them in closed form.
-    jnp.linalg.cholesky: Fraction(1, 2),
-    jax.scipy.linalg.cholesky: Fraction(1, 2),
-    jnp.linalg.inv: -1,
-    **dict.fromkeys((jnp.diagonal, jnp.linalg.eigvalsh, jnp.linalg.norm), 1),
-    **dict.fromkeys((jnp.trace, jnp.tril, jnp.triu), 1),
-}
-
-
-@register(*_POWERS)
-def _of_matrix(x: Unitful, *, primitive: Any, **params: Any) -> Any:
-    results = jaxrewrite.bind(primitive, x.array, **params)
-    power = _POWERS[primitive.fn]
-    units = x.units ** (x.shape[-1] if power is None else power)
-    return [with_units(units, y) for y in results]
+@register(jnp.linalg.det)
+def _determinant(x: Unitful, *, primitive: Any) -> Any:
+    """As a whole, since JAX computes it by logarithms."""
+    (result,) = jaxrewrite.bind(primitive, x.array)
+    return with_units(x.units ** x.shape[-1], result)
 
 
 @register(jnp.linalg.lstsq)
