@@ -6,7 +6,6 @@ runs under `jax.vmap`, on the elements that the operands stand for.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +36,7 @@ from .._functions.recognise import (
     takes_operands,
 )
 from .derivatives import can_be_lifted, confinement, derivative, lift
-from .outward import BY_LOGARITHMS, outward
+from .outward import BY_NUMBERS, by_turned_operands
 from .stacking import element, element_like, in_slices, stacked_where
 
 
@@ -54,10 +53,10 @@ def function_handler(site: Site, operands: list[Any]) -> Any:
     if origin is None or (site.is_in_rule and not any(map(is_value, operands))):
         return NotImplemented
     rules_of = rules_at(site.settings.rules, origin)
-    is_turned = any(called.fn in BY_LOGARITHMS for called in rules_of)
-    turned = [outward(site, x) for x in operands] if is_turned else operands
-    if any(map(operator.is_not, turned, operands)):
-        return site.builder.apply(site, turned)
+    if any(called.fn in BY_NUMBERS for called in rules_of):
+        results = by_turned_operands(site, operands)
+        if results is not NotImplemented:
+            return results
     for called, rules in rules_of.items():
         domains = _domains(called, rules)
         counts = frozenset(len(rule.signature.operands) for rule in rules)

@@ -1,30 +1,52 @@
-"""What is said of a field of a value, said of the value, for rules that take logarithms.
+"""What is said of a field of a value, said of the value, for rules that compute with numbers alone.
 
 A matrix of lengths on its diagonal is a diagonal matrix of lengths. A rule for its determinant takes
-logarithms, which a length has not. So where such a function is called, units are around the
-structure, and those of its result are known of them alone. What they are around the whole is what its
-``materialise`` makes of them.
+logarithms, which a length has not. One for solutions gives JAX functions of arrays, which have no
+units. So where these are called, units are around the structure, and those of the result are
+known of them alone. What they are around the whole is what its ``materialise`` makes of them.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_map, tree_structure, tree_unflatten
 
 from .. import _compat
 from .._core.avals import children, is_annotation, values_inside
+from .._core.rewrite import before_rules
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Results, is_value
 from .derivatives import loses_its_layer
 
 
-BY_LOGARITHMS = (jnp.linalg.det,)
-"""Functions of quantities, computed by logarithms of numbers."""
+BY_NUMBERS = (jnp.linalg.cholesky, jax.scipy.linalg.cholesky, jnp.linalg.det)
+"""Functions of quantities, which rules compute by signs or logarithms of numbers."""
 
 
-def outward(site: Site, x: Any) -> Any:
+def by_solution_outside(site: Site, operands: list[Any]) -> Results:
+    """Solve with what fields of the matrix carry around it."""
+    if site.primitive.name != "custom_linear_solve":
+        return NotImplemented
+    return by_turned_operands(site, operands)
+
+
+before_rules.append(by_solution_outside)
+
+
+def by_turned_operands(site: Site, operands: Sequence[Any]) -> Results:
+    """Rewrite an equation for operands with what their fields carry around them, if any is."""
+    turned = [_outward(site, x) for x in operands]
+    if all(map(operator.is_, turned, operands)):
+        return NotImplemented
+    return site.builder.apply(site, turned)
+
+
+def _outward(site: Site, x: Any) -> Any:
     """A value with what its fields carry around the whole, where that says the same."""
     if not is_value(x) or is_annotation(x):
         return x

@@ -8,6 +8,7 @@ number, and for operands that are other values, which become fields of the resul
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -260,7 +261,7 @@ def _register(cls: Any, name: str | Callable[..., Any], apply: Callable[..., Any
         register(name, types=(cls, cls))(pair)
         register(name, types=(cls, ArrayLike | ArrayValue), exchange="types")(pair)
         _leads_to(pair, apply)
-    elif name in _SEVERAL_NAMED or not isinstance(name, str):
+    elif name in _SEVERAL_NAMED or _has_several_operands(name):
         # For operands of this kind alone it must beat the rules for any value with structure.
         register(name, types=(cls | ArrayLike,))(apply)
         register(name, types=(anything,))(apply)
@@ -275,6 +276,15 @@ def _register(cls: Any, name: str | Callable[..., Any], apply: Callable[..., Any
         # Indices may carry something else, such as names.
         register(name, types=(cls, ArrayLike | Annotated))(first)
         _leads_to(first, apply)
+
+
+def _has_several_operands(function: str | Callable[..., Any]) -> bool:
+    """Whether a function, which is no name of a primitive, has to get more operands than one."""
+    if isinstance(function, str):
+        return False
+    parameters = inspect.signature(function).parameters.values()
+    needed = [p for p in parameters if p.default is p.empty]
+    return len(needed) > 1 or needed[0].kind is inspect.Parameter.VAR_POSITIONAL
 
 
 def _call_it_like(fn: Callable[..., Any], rule: Callable[..., Any]) -> None:

@@ -71,6 +71,8 @@ class Tagged(Annotated):
     # Only the tags are lost. Derivative rules get arrays without tags.
     materialise_policy = "allow"
 
+    _is_said_of_the_whole = True
+
     array: Array
     tags: frozenset[str] = jaxrewrite.field(static=True)
 
