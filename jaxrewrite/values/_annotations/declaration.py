@@ -261,7 +261,15 @@ def _register(cls: Any, name: str | Callable[..., Any], apply: Callable[..., Any
         register(name, types=(cls, cls))(pair)
         register(name, types=(cls, ArrayLike | ArrayValue), exchange="types")(pair)
         _leads_to(pair, apply)
-    elif name in _SEVERAL_NAMED or _has_several_operands(name):
+    elif not (isinstance(name, str) or _has_several_operands(name)):
+
+        def only(x: Any, *, primitive: Any, **params: Any) -> Any:
+            return apply(x, primitive=primitive, **params)
+
+        _call_it_like(only, apply)
+        register(name, types=(cls,))(only)
+        _leads_to(only, apply)
+    elif name in _SEVERAL_NAMED or not isinstance(name, str):
         # For operands of this kind alone it must beat the rules for any value with structure.
         register(name, types=(cls | ArrayLike,))(apply)
         register(name, types=(anything,))(apply)
@@ -278,10 +286,8 @@ def _register(cls: Any, name: str | Callable[..., Any], apply: Callable[..., Any
         _leads_to(first, apply)
 
 
-def _has_several_operands(function: str | Callable[..., Any]) -> bool:
-    """Whether a function, which is no name of a primitive, has to get more operands than one."""
-    if isinstance(function, str):
-        return False
+def _has_several_operands(function: Callable[..., Any]) -> bool:
+    """Whether a function has to get more operands than one, or takes any number of them."""
     parameters = inspect.signature(function).parameters.values()
     needed = [p for p in parameters if p.default is p.empty]
     return len(needed) > 1 or needed[0].kind is inspect.Parameter.VAR_POSITIONAL

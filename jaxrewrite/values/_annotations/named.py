@@ -368,3 +368,9 @@ def _pairs(
     others = [axis for axis in range(ndim_of_part) if axis not in windows]
     batched = (others[axis] for axis in batches_of_indices)
     return [*zip(left, windows, strict=True), *zip(batches, batched, strict=True)]
+
+
+@jaxrewrite.register(jnp.linalg.det)
+def _determinant(x: Named, *, primitive: Any, **params: Any) -> Any:
+    """What is inside may know it as a whole, as an array with units does."""
+    return _bind(primitive, [x], _names(x)[:-2], params)
