@@ -34,7 +34,13 @@ from .._base.structured import alike, concrete, is_known, on_known, over_batch, 
 from .iterative import BY_PRODUCTS
 from .matrix import Matrix, apply_dense, check_has_matrices, nan_where
 from .monomial import Diagonal, Identity
-from .sparse_products import is_vector, product, transposed_product
+from .sparse_products import (
+    index_dtype,
+    is_vector,
+    product,
+    transposed_product,
+    with_indices,
+)
 
 
 class Sparse(Matrix):
@@ -126,6 +132,7 @@ class Sparse(Matrix):
                 f"axes and {matrix.n_dense} dense axes; its last two axes must be sparse."
             )
         _check_indices(matrix)
+        matrix = _held(matrix)
         if not matrix.unique_indices:
             matrix = _summed(matrix)
         batch = matrix.shape[:-2]
@@ -139,7 +146,7 @@ class Sparse(Matrix):
             "by_columns": by_columns,
         }
         if isinstance(matrix, BCSR):
-            pointers = matrix.indptr.astype(indices.dtype)
+            pointers = matrix.indptr
             held["indptr"] = jnp.broadcast_to(pointers, (*batch, pointers.shape[-1]))
         for name, content in held.items():
             object.__setattr__(self, name, content)
@@ -262,13 +269,11 @@ class Sparse(Matrix):
         wide = jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype
         v = self.with_data(_summable(self.data.astype(wide)))
         x = _summable(jnp.moveaxis(x, axis, batch).astype(wide))
-        matrix = v.matrix
-        if not self.by_columns:
-            y = product(matrix, x)
-        elif isinstance(matrix, BCSR) and not batch and is_vector(x):
-            y = transposed_product(matrix, x)
-        else:
-            y = product(v.bcoo(), x)
+        is_transposed = self.by_columns and not batch and is_vector(x)
+        matrix = v.bcoo() if self.by_columns and not is_transposed else v.matrix
+        # Places of entries are added up, and XLA's own product takes no narrower indices.
+        matrix = with_indices(matrix, index_dtype((), self.indices.dtype, jnp.int32))
+        y = (transposed_product if is_transposed else product)(matrix, x)
         return jnp.moveaxis(y.astype(dtype), batch, axis)
 
     def transposed(self) -> Any:
@@ -501,9 +506,17 @@ def _summed(matrix: BCOO | BCSR) -> BCOO | BCSR:
     return _compressed(summed) if isinstance(matrix, BCSR) else summed
 
 
+def _held(matrix: Any) -> Any:
+    """The matrix with indices of a dtype that holds its sizes, and row pointers if it has any."""
+    pointers = [matrix.nse] if isinstance(matrix, BCSR) else []
+    dtype = index_dtype([*matrix.shape[-2:], *pointers], matrix.indices.dtype)
+    return with_indices(matrix, dtype)
+
+
 def _compressed(matrix: BCOO) -> BCSR:
     """The matrix with its entries row by row."""
-    rows = BCSR.from_bcoo(matrix)
+    dtype = index_dtype([matrix.nse], matrix.indices.dtype)
+    rows = BCSR.from_bcoo(with_indices(matrix, dtype))
     held = (rows.data, rows.indices, rows.indptr)
     return BCSR(held, shape=matrix.shape, unique_indices=True)
 
@@ -519,7 +532,7 @@ def _union(data: Any, x: BCOO, y: BCOO) -> BCOO:
 
     ``data`` may have one more axis, so that a place has several numbers.
     """
-    dtype = jnp.result_type(x.indices, y.indices)
+    dtype = index_dtype(x.shape[-2:], x.indices.dtype, y.indices.dtype)
     indices = jnp.concatenate([x.indices.astype(dtype), y.indices.astype(dtype)], -2)
     *_, n, m = x.shape
     held = over_batch(partial(_added, shape=(n, m)), x.n_batch)(data, indices)
@@ -659,8 +672,10 @@ def _unique(matrix: BCOO) -> Sparse:
     return Sparse(BCOO(held, shape=matrix.shape, unique_indices=True))
 
 
-def _rearranged(move: Callable[[list[BCOO]], BCOO], *vs: Sparse) -> Any:
+def _rearranged(move: Callable[[list[BCOO]], BCOO], *vs: Sparse, reach: int = 0) -> Any:
     """The matrix that a function that moves entries makes of matrices.
+
+    It computes with sizes of the matrices, and with indices up to ``reach``.
 
     A position may hold no entry. Then its indices are beyond the last row or column, and a
     move could make them those of an entry.
@@ -670,7 +685,11 @@ def _rearranged(move: Callable[[list[BCOO]], BCOO], *vs: Sparse) -> Any:
     """
     if not are_known(*(n for v in vs for n in v.batch)):
         return NotImplemented
-    held = [v.bcoo() for v in vs]
+    dtypes = [v.indices.dtype for v in vs]
+    wide = index_dtype([reach], *dtypes, jnp.int32)
+    if reach > jnp.iinfo(wide).max:
+        return NotImplemented
+    held = [with_indices(v.bcoo(), wide) for v in vs]
     data = jnp.concatenate([matrix.data.reshape(-1) for matrix in held])
     # The numbers of the entries from one; zero is none.
     numbers, first = [], 1
@@ -685,6 +704,7 @@ def _rearranged(move: Callable[[list[BCOO]], BCOO], *vs: Sparse) -> Any:
     is_entry = moved.data != 0
     pairs = zip(jnp.moveaxis(moved.indices, -1, 0), moved.shape[-2:], strict=True)
     indices = jnp.stack([jnp.where(is_entry, i, n) for i, n in pairs], -1)
+    indices = indices.astype(index_dtype(moved.shape[-2:], *dtypes))
     entries = data.at[moved.data - 1].get(mode="clip") if data.size else moved.data
     held_data = zero_unless(is_entry, entries.astype(data.dtype))
     return _unique(BCOO((held_data, indices), shape=moved.shape))
@@ -725,10 +745,7 @@ def _(v: Sparse, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
 
 
 def _reshaped(v: Sparse, sizes: Sequence[int]) -> Any:
-    matrix = v.bcoo()
-    rows, columns = matrix.shape[-2:]
-    if rows * columns > jnp.iinfo(matrix.indices.dtype).max:
-        return NotImplemented  # An index of all entries does not fit.
+    rows, columns = v.shape[-2:]
 
     def move(matrices: list[BCOO]) -> BCOO:
         (matrix,) = matrices
@@ -736,7 +753,7 @@ def _reshaped(v: Sparse, sizes: Sequence[int]) -> Any:
         indices = jnp.stack(jnp.divmod(position, max(sizes[-1], 1)), -1)
         return BCOO((matrix.data, indices), shape=tuple(sizes))
 
-    return _rearranged(move, v)
+    return _rearranged(move, v, reach=max(rows * columns, *sizes[-2:]))
 
 
 @register("squeeze")
@@ -748,7 +765,8 @@ def _(v: Sparse, *, dimensions: Any) -> Any:
 
 @register("concatenate")
 def _(*vs: Sparse, dimension: int) -> Any:
-    return _rearranged(partial(bcoo_concatenate, dimension=dimension), *vs)
+    reach = sum(v.shape[dimension] for v in vs)
+    return _rearranged(partial(bcoo_concatenate, dimension=dimension), *vs, reach=reach)
 
 
 @register("reduce_sum")

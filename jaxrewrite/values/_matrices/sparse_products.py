@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.sparse import BCOO, BCSR, bcoo_dot_general, bcsr_dot_general
 
+from .._base.sizes import is_at_most
 from .._base.structured import over_batch, vary_as, varying_axes
 from .triangle import with_tangent
 
@@ -25,6 +26,26 @@ _MANY_COLUMNS = 16
 # With more entries in a row than this, a program for one entry of all rows after the other
 # takes long to compile.
 _MOST_IN_A_ROW = 32
+
+
+def index_dtype(sizes: Sequence[int], *dtypes: Any) -> Any:
+    """A dtype for indices that are in others so far, and for sizes, which mark padding.
+
+    It is the widest of the others, or the first of JAX's own integers that holds the sizes.
+    """
+    most = lambda dtype: jnp.iinfo(dtype).max
+    widest = max(dtypes, key=most)
+    own = (d for d in (jnp.dtype("int32"), jnp.result_type(int)) if most(d) > most(widest))
+    *some, last = widest, *own
+    holds = lambda dtype: all(is_at_most(n, most(dtype)) for n in sizes)
+    return next(filter(holds, some), last)
+
+
+def with_indices(matrix: Any, dtype: Any) -> Any:
+    """A ``BCOO`` or ``BCSR`` with its indices and row pointers in a dtype."""
+    held = matrix.data, *(i.astype(dtype) for i in jax.tree.leaves(matrix)[1:])
+    flags = {name: getattr(matrix, name) for name in ("indices_sorted", "unique_indices")}
+    return type(matrix)(held, shape=matrix.shape, **flags)
 
 
 def product(matrix: BCOO | BCSR, x: Any) -> Any:

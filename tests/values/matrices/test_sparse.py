@@ -141,6 +141,65 @@ def test_stacks(format, bulk):
     jax.tree.map(close, jaxrewrite.materialise(jax.jit(forbid(fn))(v)), fn(w))
 
 
+def narrow(format="bcoo", dtype="int8", shape=(100, 90), nse=150):
+    """A matrix with more entries, and after some moves longer axes, than its indices can count."""
+    flat = np.random.default_rng(0).choice(shape[0] * shape[1], nse, replace=False)
+    places = np.stack(np.divmod(np.sort(flat), shape[1]), -1)
+    w = BCOO((jnp.arange(1.0, nse + 1), jnp.array(places)), shape=shape)
+    if format == "bcsr":
+        w = BCSR.from_bcoo(w)
+        held = w.data, w.indices.astype(dtype), w.indptr
+        return Sparse(BCSR(held, shape=shape, unique_indices=True))
+    held = w.data, w.indices.astype(dtype)
+    return Sparse(BCOO(held, shape=shape, unique_indices=True))
+
+
+NARROW = {
+    "concatenate": lambda v: jnp.concatenate([v, -v]),
+    "columns": lambda v: jnp.concatenate([v, -v], 1) @ jnp.arange(180.0),
+    "steps": lambda v: v[:, ::64],
+    "part": lambda v: lax.dynamic_slice(v, (jnp.int32(200), jnp.int32(2)), (50, 80)),
+    "reshape": lambda v: v.reshape(45, 200),
+    "products": lambda v: (v @ jnp.arange(90.0), v @ jnp.ones((90, 16))),
+    "of the transpose": lambda v: (jnp.arange(100.0) @ v, v.T @ jnp.ones((100, 16))),
+    "sum": lambda v: v + v,
+    "part of the sum": lambda v: (v + v)[3:, ::-1],
+}
+
+
+@pytest.mark.parametrize("format", ["bcoo", "bcsr"])
+def test_indices_of_8_bits(format, bulk):
+    v = narrow(format)
+    fn = everything(NARROW)
+    jax.tree.map(close, made_dense(jax.jit(forbid(fn))(v)), jax.jit(fn)(made_dense(v)))
+
+
+def test_indices_narrower_than_their_axis(bulk):
+    """A shape that the indices are too narrow for has no index for padding."""
+    places, want = np.array([[99, 3], [7, 5]]), np.zeros((200, 9), np.float32)
+    want[tuple(places.T)] = [1, 2]
+    held = jnp.array([1.0, 2.0]), jnp.array(places, jnp.int8)
+    v = Sparse(BCOO(held, shape=want.shape))
+    assert v.indices.dtype == jnp.int32
+    assert_same(v, want, 0)
+    assert_same(forbid(lambda v: v[50:] @ jnp.ones(9))(v), want[50:].sum(1), 0)
+
+
+def test_concatenation_of_indices_of_two_dtypes(bulk):
+    v, w = narrow(dtype="uint8"), narrow(dtype="int16")
+    both = forbid(lambda v, w: (jnp.concatenate([v, w]), jnp.stack([w, v])))(v, w)
+    assert all(x.indices.dtype == jnp.int16 for x in both)
+    a, b = made_dense((v, w))
+    jax.tree.map(close, made_dense(both), (jnp.concatenate([a, b]), jnp.stack([b, a])))
+    with jax.enable_x64(True):
+        long = Sparse(BCOO.fromdense(jnp.asarray(dense())))
+        wide = long.indices.astype(jnp.int64)
+        long = Sparse(BCOO((long.data, wide), shape=long.shape, unique_indices=True))
+        got = forbid(lambda v, w: jnp.concatenate([v, w]))(sparse(), long)
+        assert got.indices.dtype == jnp.int64
+        assert_same(got, jnp.concatenate([dense(), dense()]), 0)
+
+
 def test_half_precision_is_summed_in_single(bulk):
     v = Sparse.from_dense(jnp.ones((1, 3000), jnp.bfloat16), format="bcsr")
     assert float((v @ jnp.ones(3000, jnp.bfloat16))[0]) == pytest.approx(3000, rel=0.01)
