@@ -589,7 +589,10 @@ def _sparse_product(v: Sparse, w: Any, pairs: int | None, nse: int | None) -> Sp
     dtype = jnp.result_type(v.dtype, w.dtype)
     if not jnp.issubdtype(dtype, jnp.inexact):
         raise ValueError(f"Sparse: multiplied needs a floating dtype; got {dtype}.")
-    x, y = v.bcoo(), w.bcoo()
+    n, m = v.shape[0], w.shape[1]
+    dtypes = v.indices.dtype, w.indices.dtype
+    wide = index_dtype((), *dtypes, jnp.int32)
+    x, y = with_indices(v.bcoo(), wide), with_indices(w.bcoo(), wide)
     order = jnp.argsort(y.indices[:, 0])
     rows, columns = y.indices[order, 0], y.indices[order, 1]
     begins = jnp.searchsorted(rows, jnp.arange(w.shape[0] + 1, dtype=rows.dtype))
@@ -603,7 +606,6 @@ def _sparse_product(v: Sparse, w: Any, pairs: int | None, nse: int | None) -> Sp
                 "known here."
             )
         pairs = int(known.sum())
-    n, m = v.shape[0], w.shape[1]
     nse = min(pairs, n * m) if nse is None else nse
     if not len(counts) or not len(rows):
         return Sparse.from_dense(jnp.zeros((n, m), dtype), nse=nse)
@@ -614,8 +616,9 @@ def _sparse_product(v: Sparse, w: Any, pairs: int | None, nse: int | None) -> Sp
     second = jnp.minimum(begins[middle[first]] + p - (ends - counts)[first], len(rows) - 1)
     is_pair = (p < ends[-1]) & (columns[second] < m)
     positions = x.indices[first, 0], columns[second]
-    outside = jnp.array([n, m], rows.dtype)
+    outside = jnp.array([n, m], wide)
     indices = jnp.where(is_pair[:, None], jnp.stack(positions, -1), outside)
+    indices = indices.astype(index_dtype((n, m), *dtypes))
     products = x.data.astype(dtype)[first] * y.data.astype(dtype)[order][second]
     data = zero_unless(is_pair, products)
     # The sorted entries come before the padding.

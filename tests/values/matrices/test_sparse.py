@@ -200,6 +200,14 @@ def test_concatenation_of_indices_of_two_dtypes(bulk):
         assert_same(got, jnp.concatenate([dense(), dense()]), 0)
 
 
+def test_sparse_product_of_indices_of_two_dtypes(bulk):
+    """Rows of one and columns of the other, each beyond the dtype of the other's indices."""
+    v, w = narrow(dtype="int16", shape=(200, 90)), narrow(shape=(90, 127))
+    got = v.multiplied(w), w.T.multiplied(v.T), w.T.multiplied(w, nse=3000)
+    a, b = made_dense((v, w))
+    jax.tree.map(close, made_dense(got), (a @ b, b.T @ a.T, b.T @ b))
+
+
 def test_half_precision_is_summed_in_single(bulk):
     v = Sparse.from_dense(jnp.ones((1, 3000), jnp.bfloat16), format="bcsr")
     assert float((v @ jnp.ones(3000, jnp.bfloat16))[0]) == pytest.approx(3000, rel=0.01)
