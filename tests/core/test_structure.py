@@ -87,6 +87,8 @@ OF_OTHERS = {
     "_insight.plot": {"matplotlib"},
     "_interop.lineax": {"equinox", "lineax"},
     "values._annotations.quantities": {"matplotlib", "scipy"},
+    # JAX needs SciPy itself.
+    "values._matrices.sparse_solves": {"scipy"},
     "checkpoints._files": {"safetensors"},
     "testing.fixtures": {"pytest"},
     "testing.strategies": {"hypothesis"},

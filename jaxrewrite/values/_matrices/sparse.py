@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_batching import sequential_vmap
 from jax.experimental.sparse import (
     BCOO,
     BCSR,
@@ -22,7 +21,6 @@ from jax.experimental.sparse import (
     bcoo_slice,
     bcoo_sum_duplicates,
 )
-from jax.experimental.sparse.linalg import spsolve
 from jaxtyping import Array, Integer, Shaped
 
 import jaxrewrite
@@ -41,6 +39,7 @@ from .sparse_products import (
     transposed_product,
     with_indices,
 )
+from .sparse_solves import solve_rows
 
 
 class Sparse(Matrix):
@@ -632,17 +631,12 @@ def _sparse_product(v: Sparse, w: Any, pairs: int | None, nse: int | None) -> Sp
 # --- products and solves ------------------------------------------------------------------
 
 
-@sequential_vmap
-def _spsolve(data: Any, indices: Any, indptr: Any, b: Any) -> Any:
-    return spsolve(data, indices, indptr, b)
-
-
 def _solve(v: Sparse, b: Any) -> Any:
     """Solve for one vector by a sparse factorisation, one matrix of a batch at a time."""
 
     def direct(v: Sparse, b: Any) -> Any:
         rows = _compressed(v.bcoo())
-        return _spsolve(rows.data, rows.indices, rows.indptr, b)
+        return solve_rows(rows.data, rows.indices, rows.indptr, b)
 
     v, b = alike(v, b)
     return lax.custom_linear_solve(

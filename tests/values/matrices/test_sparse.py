@@ -297,6 +297,22 @@ def test_solve(bulk):
     assert_same(forbid(jnp.linalg.solve)(v, b), jnp.linalg.solve(v.materialise(), b), 1e-4)
 
 
+def test_solve_with_a_singular_matrix_in_a_batch(xla):
+    """SciPy raises an error for this one, the first column of which has no entry."""
+    places = jnp.array([[0, 0], [0, 1], [1, 2], [2, 1], [3, 1], [3, 2], [3, 3]])
+    data = jnp.array([0, 1.3, 0.15, 1.1, -2.8, 0.57, 0])
+    of = lambda data: Sparse(BCOO((data, places), shape=(4, 4), unique_indices=True))
+    solve = lambda data: forbid(jnp.linalg.solve)(of(data), jnp.ones(4))
+    regular = data.at[jnp.array([0, -1])].set(2.0)
+    for each in (jax.vmap(solve), jax.jit(lambda ds: lax.map(solve, ds))):
+        singular, solution = each(jnp.stack([data, regular]))
+        assert not np.isfinite(singular).any()
+        close(solution, jnp.linalg.solve(of(regular).materialise(), jnp.ones(4)))
+    assert not np.isfinite(forbid(jnp.linalg.inv)(of(data))).any()
+    with jax.disable_jit():
+        close(solve(regular), solution)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_solves_and_their_gradient(format, bulk):
