@@ -31,6 +31,7 @@ from .determinant import Determinant
 from .matrix import (
     Matrix,
     apply_dense,
+    at,
     nan_where,
     negated,
     solve_factor,
@@ -185,7 +186,7 @@ class Kronecker(Matrix):
         entries = []
         for factor in reversed(self.factors):
             n, m = factor.shape
-            entry = _at(factor, i % n, j % m)
+            entry = at(factor, i % n, j % m)
             if entry is NotImplemented:
                 return NotImplemented
             entries.append(entry)
@@ -196,7 +197,7 @@ class Kronecker(Matrix):
         """Products of rows of the factors."""
         rows = jnp.ones((*i.shape, 1), self.dtype)
         for factor in reversed(self.factors):
-            of_factor = _at(factor, i % factor.shape[-2])
+            of_factor = at(factor, i % factor.shape[-2])
             if of_factor is NotImplemented:
                 return NotImplemented
             rows = _outer_of_vectors(of_factor, rows)
@@ -396,14 +397,6 @@ def of_pairs(combine: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
 
 
 _outer_of_vectors = functools.partial(of_pairs, operator.mul)
-
-
-def _at(factor: Any, *places: Any) -> Any:
-    """Entries of a factor at rows and columns, or the whole rows."""
-    if isinstance(factor, Matrix):
-        return factor.entries_at(*places) if len(places) == 2 else factor.rows_at(*places)
-    take = lambda x, *places: x.at[places].get(mode="promise_in_bounds")
-    return jaxrewrite.materialise(jaxrewrite.transform(take)(factor, *places))
 
 
 @register("abs", "square", "integer_pow", "conj")

@@ -458,6 +458,14 @@ def turned(x: ArrayValue | Shaped[Array, "*batch n m"]) -> Any:
     return bind(lax.rev_p, x, dimensions=(x.ndim - 2, x.ndim - 1))
 
 
+def at(x: Any, *places: Any) -> Any:
+    """The entries of a value or an array at rows and columns in range, or whole rows."""
+    if isinstance(x, Matrix):
+        return x.entries_at(*places) if len(places) == 2 else x.rows_at(*places)
+    take = lambda x, *places: x.at[places].get(mode="promise_in_bounds")
+    return jaxrewrite.materialise(transform(take)(x, *places))
+
+
 def adjoint(x: Any) -> Any:
     """A value or an array, transposed and conjugated."""
     x = swapped(x)

@@ -15,7 +15,7 @@ from jaxrewrite import bind, register
 
 from .._base.contract import contract
 from .._base.sizes import is_less
-from .._base.structured import fields_of
+from .._base.structured import fields_of, with_ndim
 from .algebra import (
     LinearAlgebra,
     dense_singular_values,
@@ -27,7 +27,7 @@ from .algebra import (
     known_or,
 )
 from .determinant import Determinant
-from .matrix import Matrix, apply_dense, closed_product, solve_factor, swapped
+from .matrix import Matrix, apply_dense, at, closed_product, solve_factor, swapped
 
 
 class Product(Matrix):
@@ -81,10 +81,10 @@ class Product(Matrix):
         return jax.core.ShapedArray((*first.shape[:-1], last.shape[-1]), first.dtype)
 
     def materialise(self) -> Any:
-        # A factor that is dense in any case is multiplied by its neighbours, so that the
-        # zeros of a diagonal that scales it do not meet its entries.
-        is_dense = (i for i, x in enumerate(self.factors) if not _has_zeros(x))
-        first = next(is_dense, 0)
+        # The factor that becomes dense is one whose entries are not to meet the zeros of others: one
+        # without zeros, or else none that moves or scales rows and columns.
+        moves = lambda x: (_has_zeros(x), is_known_unitary(x), is_diagonal(x))
+        first = min(range(len(self.factors)), key=lambda i: moves(self.factors[i]))
         product = jaxrewrite.materialise(self.factors[first])
         for factor in reversed(self.factors[:first]):
             product = _multiplied(factor, product, product.ndim - 2)
@@ -129,6 +129,9 @@ class Product(Matrix):
 
     def rows_at(self, i: Any) -> Any:
         """Rows of the first factor, multiplied by one factor after the other."""
+        scaled = self._scaled_at(i)
+        if scaled is not NotImplemented:
+            return scaled
         first, *rest = self.factors
         rows_of_first = _rows_of(first, i.reshape(-1))
         rows = functools.reduce(jaxrewrite.transform(jnp.matmul), rest, rows_of_first)
@@ -139,16 +142,35 @@ class Product(Matrix):
 
         It is not known for so many entries that these take more memory than the dense matrix.
         """
-        last = self.factors[-1]
+        scaled = self._scaled_at(i, j)
+        if scaled is not NotImplemented:
+            return scaled
+        *before, last = self.factors
         if is_less(self.size, i.size * last.shape[-2]):
             return NotImplemented
-        rows = _of(*self.factors[:-1])
+        rows = _of(*before)
         # JAX takes the rows of an empty matrix right at indices of one axis alone.
         of_each = _rows_of(rows, i.reshape(-1)), _rows_of(swapped(last), j.reshape(-1))
         dense = map(jaxrewrite.materialise, of_each)
         left, right = (x.reshape(*i.shape, x.shape[-1]) for x in dense)
         axes = tuple(range(i.ndim))
         return contract(left, (*axes, "summed"), right, (*axes, "summed"), axes)
+
+    def _scaled_at(self, *places: Any) -> Any:
+        """Entries at rows and columns, or whole rows, where the first or last factor scales them.
+
+        The zeros of such a factor are not to meet the entries of the others.
+        """
+        (first, *after), (*before, last) = self.factors, self.factors
+        if after and _scales(first):
+            rest, numbers = after, diagonal_of(first)[places[0]]
+        elif before and _scales(last) and len(places) == 2:
+            rest, numbers = before, diagonal_of(last)[places[1]]
+        else:
+            return NotImplemented
+        entries = at(_of(*rest), *places)
+        known = entries is not NotImplemented
+        return with_ndim(numbers, entries.ndim) * entries if known else NotImplemented
 
     def block(self, i: Any, j: Any) -> Any:
         if is_less(j.size, i.size):
@@ -262,6 +284,10 @@ def _rows_of(x: Any, i: Any) -> Any:
 
 def is_diagonal(x: Any) -> bool:
     return isinstance(x, Matrix) and x.is_triangular(True) and x.is_triangular(False)
+
+
+def _scales(x: Any) -> bool:
+    return is_diagonal(x) and is_square(x)
 
 
 def _has_zeros(x: Any) -> bool:

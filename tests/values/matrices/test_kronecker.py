@@ -567,3 +567,24 @@ def test_norms_whose_factors_have_squares_out_of_range(axis, bulk):
         if axis in (None, 0) and v.batch:
             continue
         assert_same(forbid(norm)(v), norm(dense(v)), 2e-5)
+
+
+SCALED = {
+    "rows": lambda v, x: v * x[:, None],
+    "columns": lambda v, x: (v * x).T,
+    "both": lambda v, x: v * x[:, None] * x,
+    "batch": lambda v, x: v * x[:2, None, None],
+    "some rows": lambda v, x: (v * x[:, None])[jnp.array([1, 0, 3])],
+    "some columns": lambda v, x: (v * x[:, None] * x)[:, 1:3],
+    "entries": lambda v, x: (v * x[:, None] * x)[jnp.array([1, 3]), jnp.array([0, 2])],
+}
+
+
+@pytest.mark.parametrize("first", [Identity(2), Permutation(jnp.array([1, 0]))])
+def test_zeros_that_scale_meet_no_infinite_entry(first):
+    """The scaled matrix is a lazy product with a diagonal one, which has zeros of its own."""
+    v = Kronecker(first, jnp.array([[jnp.inf, 2.0], [3.0, jnp.nan]]))
+    x = jnp.arange(2.0, 6)
+    for name, fn in SCALED.items():
+        got = dense(jaxrewrite.transform(fn, materialise="allow")(v, x))
+        np.testing.assert_array_equal(got, fn(v.materialise(), x), name)
