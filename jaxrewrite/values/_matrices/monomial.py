@@ -670,7 +670,11 @@ def _is_permutation(xp: Any, matrix: Any) -> Any:
 
 def _inverse(order: Any) -> Any:
     rows = jnp.arange(order.shape[-1], dtype=order.dtype)
-    inverse = lambda order: jnp.zeros_like(order).at[order].set(rows)
+
+    def inverse(order: Any) -> Any:
+        # To wrap negative ones, JAX adds the length, which the dtype of the order may not hold.
+        return jnp.zeros_like(order).at[order].set(rows, wrap_negative_indices=False)
+
     return jnp.vectorize(inverse, signature="(n)->(n)")(order)
 
 

@@ -588,3 +588,11 @@ def test_zeros_that_scale_meet_no_infinite_entry(first):
     for name, fn in SCALED.items():
         got = dense(jaxrewrite.transform(fn, materialise="allow")(v, x))
         np.testing.assert_array_equal(got, fn(v.materialise(), x), name)
+
+
+@pytest.mark.parametrize(("dtype", "n"), [("int8", 128), ("uint8", 256)])
+def test_the_longest_permutation_of_a_narrow_dtype(dtype, n):
+    order = np.random.default_rng(0).permutation(n)
+    v, x = Permutation(jnp.array(order, dtype)), jnp.arange(float(n))
+    for fn in (lambda v: v @ x, lambda v: x @ v, lambda v: v.T @ v.T, lambda v: v[5]):
+        assert_same(forbid(fn)(v), fn(jnp.eye(n)[order]), 0)
