@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import Literal
 from jaxtyping import ArrayLike
 
 import jaxrewrite
@@ -31,7 +32,7 @@ from jaxrewrite._staging.at_once import at_once
 from .._base.contract import is_or_none
 from .._base.shapes import check_shapes, same_shape
 from .._base.sizes import is_at_most
-from .._base.structured import Structured, disproved
+from .._base.structured import Structured, disproved, number_of
 
 
 class Multiplied(Structured):
@@ -161,8 +162,8 @@ class Coded(Multiplied):
     def has_scales_in(self, dtype: Any) -> bool:
         """Whether the scales of usual weights are normal numbers of a floating dtype.
 
-        If they are not, a cast to that dtype makes the array dense, because the scales would
-        lose their digits. No dtype of 8 bits or less has them.
+        If they are not, a cast to that dtype makes the array dense, and so does a product with a
+        number in it, because the scales would lose their digits. No dtype of 8 bits or less has them.
         """
         return bool(jnp.finfo(dtype).bits > 8)
 
@@ -485,6 +486,9 @@ def rescaled(
     v: Any, op: Callable[..., Any], c: Any, out_dtype: Any = None, **params: Any
 ) -> Any:
     """``op(v, c)``, where ``c`` is a number or has one number per index of some axes."""
+    # Scales of float16 are barely normal numbers, so that a small factor would take their digits.
+    if isinstance(v, Coded) and jnp.finfo(v.dtype).nexp < 8:
+        return NotImplemented
     shape = jnp.shape(c) or (1,) * v.ndim
     # An array with more axes, or longer ones, repeats ``v``.
     if len(shape) != v.ndim or jnp.broadcast_shapes(shape, v.shape) != v.shape:
@@ -496,6 +500,17 @@ def rescaled(
         lambda shared: op(spread(shared, finest(shared.shape, shape)), factor)
     )
     return NotImplemented if has_grown(v, new) else new
+
+
+@jaxrewrite.register("mul", exchange="operands", precedence=-1)
+@jaxrewrite.register("div", precedence=-1)
+def _(v: Coded, c: Literal, *, primitive, **params) -> Any:
+    """The number of a program shows whether it makes a scale smaller, also in float16."""
+    size = abs(number_of(c))
+    makes_smaller = size < 1 if primitive.name == "mul" else not 0 < size <= 1
+    if makes_smaller or not v.has_scales_in(v.dtype):
+        return NotImplemented
+    return v.map_scales(lambda scale: primitive.bind(scale, jnp.full_like(scale, c.val)))
 
 
 @jaxrewrite.register("convert_element_type")

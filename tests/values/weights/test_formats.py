@@ -416,6 +416,35 @@ def test_a_cast_of_small_weights_to_float16_loses_no_more_than_is_said(name, siz
     assert error(of_half) <= 1.1 * error(of_single) + 1e-7 + float(abs(w).max()) / 1000
 
 
+IN_FLOAT16 = {
+    "times": lambda w: w * 0.01,
+    "over": lambda w: w / 1000 * 1000,
+    "columns": lambda w: w * jnp.array([0.01, 0.02, 0.03, 0.04], w.dtype),
+    "larger": lambda w: w * -3,
+    "over less": lambda w: w / 0.3,
+    "over zero": lambda w: w / 0,
+    "product": lambda w: jnp.ones(8, w.dtype) @ (w / 128**0.5),
+    "gradient": jax.grad(lambda w: ((w * 0.01) ** 2).sum(dtype="float32") * 1000),
+}
+
+
+@pytest.mark.parametrize("program", IN_FLOAT16)
+@pytest.mark.parametrize("kind", ["nf4", 8, *FLOAT8])
+def test_a_weight_in_float16_times_a_number_has_its_digits(kind, program, bulk):
+    fn = IN_FLOAT16[program]
+    w = {"w": normal(8, 4).astype("float16") / 20}
+    v = quantise(w, lambda *_: True, kind)["w"]
+    got = jaxrewrite.transform(fn, materialise="allow")(v)
+    want = wide(fn(v.materialise()))
+    largest = abs(want[np.isfinite(want)]).max(initial=0)
+    np.testing.assert_allclose(wide(jaxrewrite.materialise(got)), want, atol=largest / 500)
+    is_kept = program in ("larger", "over less") and kind != "float8_e5m2"
+    assert isinstance(got, jaxrewrite.Value) == is_kept
+    in_single = {"w": w["w"].astype("float32")}
+    v = quantise(in_single, lambda *_: True, kind)["w"]
+    jaxrewrite.transform(fn, materialise="allow" if program == "gradient" else "forbid")(v)
+
+
 @pytest.mark.parametrize("make", [NF4.quantise, Quantised.quantise, Float8.quantise])
 def test_a_factor_for_each_entry_makes_it_dense(make):
     v = make(jnp.asarray(np.random.default_rng(0).normal(size=(64, 2)), "float32"))
