@@ -236,8 +236,12 @@ def _stacked(path: Any, xs: Sequence[Any]) -> Any:
         raise ValueError(
             f"stack_adapters: {name} is a Lora in some pytrees, a Dora in others."
         )
-    if len({(v.rows, v.cols, v.frozen, v.a.ndim, v.b.ndim) for v in adapted}) > 1:
+    if len({(v.rows, v.cols, v.a.ndim, v.b.ndim) for v in adapted}) > 1:
         raise ValueError(f"stack_adapters: the adapters of {name} have different axes.")
+    if len({v.frozen for v in adapted}) > 1:
+        raise ValueError(
+            f"stack_adapters: {name} has frozen=True in some pytrees, frozen=False in others."
+        )
     factors = [getattr(v, field) for v in adapted for field in _own(v)]
     for cls in map(type, filter(is_value, factors)):
         raise ValueError(

@@ -1,5 +1,7 @@
 """Adapters merged into their weights, and another one for each element of a batch."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -150,7 +152,9 @@ def test_pytrees_that_share_no_weights_are_refused():
     coarser = values.Quantised(first.w.q, 2 * first.w.scale)
     rescaled = {**base, "first": Lora(coarser, first.a, first.b)}
     dropped = values.dropout(one, 0.5, jax.random.key(0))
+    trained = {**one, "first": dataclasses.replace(first, frozen=False)}
     for those, told in [
+        ([one, trained], "first has frozen=True in some pytrees, frozen=False in others"),
         ([one, copied], "different arrays at bias"),
         ([one, rescaled], "different arrays at first"),
         ([one, {"first": base["first"]}], "different paths"),
