@@ -38,6 +38,8 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
         If the package ``safetensors`` is missing.
     FileNotFoundError
         If the directory of the file is missing.
+    IsADirectoryError
+        If ``path`` is a directory.
     ValueError
         As for `to_storable`; or if an array is spread over several processes.
 
@@ -63,7 +65,7 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
     file = pathlib.Path(path)
     if not file.parent.is_dir():
         raise FileNotFoundError(f"save: there is no directory {file.parent}.")
-    with replacing(file) as part:
+    with replacing("save", file) as part:
         write_tensors("save", part, arrays, {ABOUT: about})
 
 
@@ -160,12 +162,17 @@ def read_tensors(
 
 
 @contextmanager
-def replacing(*files: pathlib.Path) -> Iterator[Any]:
+def replacing(by: str, *files: pathlib.Path) -> Iterator[Any]:
     """Paths to write to, which take the places of files when all of them are written.
 
     Of several files, the last is missing while the others are replaced. So they are never
     taken for a whole if the process ends meanwhile. Of several calls for one file the last wins.
     """
+    for file in files:
+        if file.is_dir():
+            raise IsADirectoryError(
+                f"{by}: {file} is a directory. Give the path of a file."
+            )
     mark = uuid.uuid4().hex
     parts = [file.with_name(f"{file.name}.{mark}.part") for file in files]
     try:

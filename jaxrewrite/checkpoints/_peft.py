@@ -103,7 +103,8 @@ def write_files(
     is_new = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        with replacing(directory / TENSORS, directory / CONFIG) as (weights, about):
+        files = directory / TENSORS, directory / CONFIG
+        with replacing("save_adapter", *files) as (weights, about):
             # Libraries of PyTorch refuse files that do not say that they are for it.
             write_tensors("save_adapter", weights, dict(tensors), {"format": "pt"})
             about.write_text(text + "\n")

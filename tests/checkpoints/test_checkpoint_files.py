@@ -86,6 +86,13 @@ def test_what_fails_leaves_the_old_file(tmp_path, monkeypatch):
     assert path.read_bytes() == whole
 
 
+def test_a_directory_is_named_where_a_file_is_expected(tmp_path):
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(IsADirectoryError, match="^save: .*/runs is a directory"):
+        save(tmp_path / "runs", few())
+    assert [x.name for x in tmp_path.iterdir()] == ["runs"]
+
+
 def test_sharded_arrays_are_saved_whole_and_loaded_in_shards(tmp_path):
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
@@ -110,11 +117,11 @@ def test_files_of_a_folder_are_never_a_mixture_of_two(tmp_path, monkeypatch):
     first, last = tmp_path / "first", tmp_path / "last"
     for path in (first, last):
         path.write_text("old")
-    with replacing(first, last) as parts:
+    with replacing("save", first, last) as parts:
         for part in parts:
             part.write_text("new")
     assert there == [False, False]
-    with replacing(last) as part:
+    with replacing("save", last) as part:
         part.write_text("newest")
     assert there[2:] == [True]
     assert (first.read_text(), last.read_text()) == ("new", "newest")
