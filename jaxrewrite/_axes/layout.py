@@ -24,6 +24,7 @@ from jax.tree_util import (
 from .._core.value import Value, is_value
 from .blocks import spread
 from .declaration import BATCH, Axes, Term, axes_of
+from .sizes import are_known, is_divisor
 
 
 class Leaves(NamedTuple):
@@ -58,13 +59,18 @@ class Leaves(NamedTuple):
 
 def leaves_of(value: Value) -> Leaves:
     """The children of a value whose type has a declaration."""
-    axes = axes_of(type(value))
-    assert axes is not None, "the type has no declaration"
+    axes = _axes(value)
     pairs, treedef = tree_flatten_with_path(
         value, is_leaf=lambda x: x is not value and is_value(x)
     )
     fields = [_field(value, path[0]) for path, _ in pairs]
     return Leaves(value, axes, fields, [leaf for _, leaf in pairs], treedef)
+
+
+def _axes(value: Value) -> Axes:
+    axes = axes_of(type(value))
+    assert axes is not None, "the type has no declaration"
+    return axes
 
 
 def _field(value: Value, key: Any) -> str:
@@ -166,19 +172,38 @@ def shape_of(leaf: Any) -> tuple[int, ...]:
 
 def misfit(value: Value, field: str, leaf: Any) -> str:
     """The message of the error for a leaf that has other axes than its type declares."""
-    axes = axes_of(type(value))
-    assert axes is not None, "the type has no declaration"
-    declared = " ".join(map(_shown, axes.leaves[field]))
     hint = (
         ""
-        if axes.has_batch
+        if _axes(value).has_batch
         else " What leaves jax.vmap has one more axis in front: begin the axes with '...' if "
         "the type means by that a batch, or make it dense before."
     )
-    return (
-        f"{type(value).__name__}.axes says that {field!r} has the axes {declared!r}; it has shape "
-        f"{shape_of(leaf)}.{hint}"
+    return f"{_said(value, field, leaf)}.{hint}"
+
+
+def may_have_length(k: int, n: int, block: str | None) -> bool:
+    """Whether a leaf may have length ``k`` where the array has ``n``, as far as these are known.
+
+    Of blocks of any size, the array has a whole number.
+    """
+    is_fine = (
+        k == n or block is not None and (is_divisor(k, n) or block.isdigit() and k > 0)
     )
+    return is_fine or not are_known(k, n)
+
+
+def mismeasured(value: Any, field: str, leaf: Any, axis: int) -> str:
+    """The message of the error for a leaf that has another length than the array along an axis."""
+    return (
+        f"{_said(value, field, leaf)}, which does not fit axis {axis} of the array, of shape "
+        f"{tuple(value.shape)}."
+    )
+
+
+def _said(value: Value, field: str, leaf: Any) -> str:
+    declared = " ".join(map(_shown, _axes(value).leaves[field]))
+    name = type(value).__name__
+    return f"{name}.axes says that {field!r} has the axes {declared!r}; it has shape {shape_of(leaf)}"
 
 
 def _shown(term: Term) -> str:

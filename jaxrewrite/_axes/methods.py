@@ -5,14 +5,23 @@ A type may also define these methods by hand: see `Value`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .._core.value import Value, is_value
 from .._staging.transform import transform
 from .blocks import spread_axis
 from .declaration import BATCH, Axes, axes_of
-from .layout import Leaves, leaves_of, locate_leaf, misfit, positions, shape_of
+from .layout import (
+    Leaves,
+    leaves_of,
+    locate_leaf,
+    may_have_length,
+    misfit,
+    mismeasured,
+    positions,
+    shape_of,
+)
 
 
 def sliceable(self: Any) -> Any:
@@ -29,8 +38,10 @@ def sliceable(self: Any) -> Any:
             return leaf
         return on_leaf(lambda leaf: spread_axis(leaf, 0, length), leaf)
 
-    pairs = zip(children.fields, children.leaves, strict=True)
-    return children.rebuilt([spread(leaf, axes.leaves[f][0].block) for f, leaf in pairs])
+    leaves = located(children, self.shape[: len(self.shape) - len(axes.leafless)])
+    return children.rebuilt(
+        [spread(leaf, axes.leaves[f][0].block) for f, leaf, _ in leaves]
+    )
 
 
 def leaf_specs(self: Any, spec: Any) -> Any:
@@ -44,7 +55,7 @@ def leaf_specs(self: Any, spec: Any) -> Any:
     if any(name is not None for name in (*names[ndim:], *_of_sizes(axes, names, ndim))):
         return NotImplemented  # A shard has metadata of its own.
     specs = []
-    for _, leaf, where in located(children, ndim):
+    for _, leaf, where in located(children, shape[:ndim]):
         sizes = zip(where, shape_of(leaf), strict=True)
         is_split = lambda i, block, k: i is not None and (block is None or k > 1)
         split = (names[i] if is_split(i, block, k) else None for (i, block), k in sizes)
@@ -70,12 +81,21 @@ def on_leaf(fn: Any, leaf: Any, *others: Any) -> Any:
     return (transform(fn) if is_value(leaf) else fn)(leaf, *others)
 
 
-def located(children: Leaves, ndim: int) -> Iterator[tuple[str, Any, Any]]:
+def located(children: Leaves, shape: Sequence[int]) -> Iterator[tuple[str, Any, Any]]:
     """Each field with its leaf, and the positions of the leaf's axes in the array.
 
-    ``ndim`` is the number of the array's axes without the axes that the type makes. Raises
-    `TypeError` if a leaf does not have the axes that its type says.
+    ``shape`` is that of the array without the axes that the type makes. Raises `TypeError` if a
+    leaf does not have the axes that its type says, or has another length than the array along one.
     """
+    for field, leaf, where in placed(children, len(shape)):
+        for k, (i, block) in zip(shape_of(leaf), where, strict=True):
+            if i is not None and not may_have_length(k, shape[i], block):
+                raise TypeError(mismeasured(children.value, field, leaf, i))
+        yield field, leaf, where
+
+
+def placed(children: Leaves, ndim: int) -> Iterator[tuple[str, Any, Any]]:
+    """What `located` gives for an array of so many axes, of any lengths."""
     for field, leaf in zip(children.fields, children.leaves, strict=True):
         where = locate_leaf(children.axes, field, leaf, ndim)
         if where is None:
@@ -87,7 +107,7 @@ def check_rank(value: Any) -> None:
     """Raise `TypeError` if a leaf has more axes than its type says, or fewer."""
     axes = axes_of(type(value))
     if axes is not None and not axes.has_batch:
-        list(located(leaves_of(value), len(axes.array)))
+        list(placed(leaves_of(value), len(axes.array)))
 
 
 def has_batch_axis(value: Value, axes: Axes) -> bool:

@@ -354,7 +354,7 @@ def moved(name: str, v: Any, *indices: Any, may_grow: bool = False, **params: An
 
         return on_leaf(fn, leaf, *indices)
 
-    grids = [in_new_grid(*each) for each in located(children, len(batch))]
+    grids = [in_new_grid(*each) for each in located(children, batch)]
     return from_grids(children, grids, new, shape[len(batch) :], may_grow)
 
 
@@ -482,7 +482,7 @@ def in_grids(
         return None
     grids = [
         [on_leaf(lambda x, w=where: to_grid(x, w, ndim), leaf) for _, leaf, where in of]
-        for of in (located(each, ndim) for each in children)
+        for of in map(located, children, [v.shape[:ndim] for v in values])
     ]
     columns = []
     for column in zip(*grids, strict=True):

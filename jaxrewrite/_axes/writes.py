@@ -96,7 +96,7 @@ def written(
     if not is_alike or to.axes.leafless or not _has_ranks(of, len(part.shape)):
         return NotImplemented
     shape, sizes = tuple(v.shape), tuple(part.shape)
-    pairs = zip(located(to, len(shape)), located(of, len(sizes)), strict=True)
+    pairs = zip(located(to, shape), located(of, sizes), strict=True)
     leaves = []
     for (_, leaf, where), (_, new, places) in pairs:
         grid = _in_grid(leaf, where, len(shape))

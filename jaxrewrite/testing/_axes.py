@@ -13,7 +13,7 @@ from jaxrewrite import Value
 
 from .._axes.declaration import Axes, axes_of
 from .._axes.layout import leaves_of, sizes_of
-from .._axes.methods import located, takes_batch
+from .._axes.methods import placed, takes_batch
 from .._axes.moves import moved
 from .._core.settings import current_settings, use_settings
 from ._oracle import difference, neighbour, stacked_leaves
@@ -51,7 +51,7 @@ def check_axes(value: Any) -> str | None:
 def _check_sizes(value: Any, axes: Axes) -> None:
     name, shape = type(value).__name__, value.shape
     batch = shape[: len(shape) - len(axes.leafless)]
-    for field, leaf, where in located(leaves_of(value), len(batch)):
+    for field, leaf, where in placed(leaves_of(value), len(batch)):
         for k, (i, block) in zip(leaf.shape, where, strict=True):
             if i is None:
                 continue

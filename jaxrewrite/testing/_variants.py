@@ -17,7 +17,7 @@ import jaxrewrite
 
 from .._axes.declaration import axes_of
 from .._axes.layout import leaves_of, shape_of
-from .._axes.methods import located
+from .._axes.methods import placed
 from .._compat import same_array_type
 from .._core.avals import aval_of, avals_of, dense_aval, rule_children
 from .._core.pytree import dataclass_fields, is_static
@@ -296,7 +296,7 @@ def _has_own_blocks(value: Any) -> bool:
     axes = axes_of(type(value))
     if axes is None:
         return True
-    of_leaves = located(leaves_of(value), len(value.shape) - len(axes.leafless))
+    of_leaves = placed(leaves_of(value), len(value.shape) - len(axes.leafless))
     return all(
         length == -(-value.shape[i] // int(block))
         for _, leaf, where in of_leaves

@@ -472,6 +472,42 @@ class Single(ArrayValue):
         return self.codes * repeated(self.scale, self.codes.shape)
 
 
+class Cut(ArrayValue):
+    """Rows with zeros from an entry on, which leave out what else there is of the lengths."""
+
+    x: Array
+    lengths: Array
+    axes = {"self": "... t", "x": "... t", "lengths": "..."}
+
+    def aval(self):
+        return jax.typeof(self.x)
+
+    def materialise(self):
+        rows, columns = self.x.shape
+        return jnp.where(jnp.arange(columns) < self.lengths[:rows, None], self.x, 0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize(
+    "move",
+    {
+        "slice": lambda v: v[1:],
+        "rev": lambda v: v[::-1],
+        "concatenate": lambda v: jnp.concatenate([v, v]),
+        "dynamic_slice": lambda v: lax.dynamic_slice_in_dim(v, 1, 1),
+        "gather": lambda v: v[jnp.array([1, 0])],
+        "select_n": lambda v: lax.select(True, v, v),
+        "scan": lambda v: lax.scan(lambda c, row: (c, 2 * row), 0, v)[1],
+    }.items(),
+    ids=lambda move: move[0],
+)
+def test_a_leaf_of_another_length_than_its_axis_is_an_error(move, count):
+    v = Cut(jnp.ones((2, 4)), jnp.ones(count, int))
+    told = rf"Cut.axes .*'lengths' .*'...'; it has shape \({count},\).* axis 0 .*\(2, 4\)"
+    with pytest.raises(TypeError, match=told):
+        allow(move[1])(v)
+
+
 def test_a_type_without_batches_is_stacked_as_batched():
     v = Single(BLOCKS.codes, BLOCKS.scale)
     stack = jaxrewrite.transform(lambda v: lax.scan(lambda c, _: (c, v.T), 0, None, 3)[1])(
