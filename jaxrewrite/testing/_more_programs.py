@@ -36,6 +36,10 @@ def programs_on_two(v: Any, w: Any) -> dict[str, Program]:
             named.append(of(name, fn, v, w, how="of two"))
     first = jnp.arange(v.size).reshape(v.shape) % 2 == 0
     named.append(of("select_n", lax.select_n, first, v, w, how="of two"))
+    of_three = jnp.arange(v.size, dtype="int32").reshape(v.shape) % 3
+    # The third is the first, and then the second, so that it has to be met.
+    three = lambda p, v, w: (lax.select_n(p, v, w, v), lax.select_n(p, v, w, w))
+    named.append(of("select_n", three, of_three, v, w, how="of two in three cases"))
     for p in (True, False):
         cond = lambda p, v, w: lax.cond(p, lambda: v, lambda: w)
         which = "first" if p else "second"
@@ -98,6 +102,11 @@ def _rare_moves(v: Any, x: Any) -> Iterator[Named]:
         for fn in (lax.reduce_sum, lax.reduce_max, lax.reduce_min, lax.reduce_prod):
             both_ends = with_params(fn, axes=(0, last))
             yield of(fn.__name__, both_ends, v, how="along two axes")
+    # The gradient of a padding has a negative one.
+    zero = x.dtype.type(0)
+    cut = lambda v, low, high: lax.pad(v, zero, [(low, high, 0), *[(0, 0, 0)] * last])
+    both_ends = lambda v: (cut(v, -1, 2), cut(v, 2, -1))
+    yield of("pad", both_ends, v, how="with fewer rows at an end")
     yield of("slice", lambda v: v[::2], v, how="of every second row")
     yield of("slice", lambda v: v[..., 1::2], v, how="of every second from the end")
     outside = jnp.array([0, len(x) + 2, -1, -len(x) - 3])

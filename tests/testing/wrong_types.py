@@ -359,6 +359,21 @@ def choose_the_other(which, x, v, **params):
 
 
 @a_rule(
+    "the last of three cases",
+    "select_n of two in three cases (other numbers) jit",
+    "select_n",
+    "avvv",
+)
+def choose_of_the_first_two(which, x, y, z, **params):
+    return Plain(jnp.where(which.astype(bool), y.x, x.x))
+
+
+@a_rule("padding that cuts", "pad with fewer rows at an end jit", "pad", "va")
+def pad_without_cutting(v, x, *, padding_config, **params):
+    return lax.pad(v.x, x, [(max(a, 0), max(b, 0), c) for a, b, c in padding_config])
+
+
+@a_rule(
     "the axis that is summed",
     "dot_general over the first axis with a vector jit",
     "dot_general",
