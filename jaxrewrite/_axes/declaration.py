@@ -83,7 +83,7 @@ class Declared(Value, metaclass=abc.ABCMeta):
 def declaration_of(cls: type) -> Any:
     """The attribute ``axes``, if it is a declaration and no field, method or property."""
     attribute = inspect.getattr_static(cls, "axes", None)
-    if attribute is None or "axes" in _annotated_fields(cls):
+    if attribute is None or "axes" in annotated_fields(cls):
         return None
     if isinstance(attribute, (Mapping, staticmethod)):
         return attribute
@@ -117,10 +117,10 @@ def _read(cls: type, fields: Fields) -> Axes | None:
 def _fields_of(cls: type) -> Fields:
     """The fields of a class; the annotated names if the class is no dataclass."""
     fields = dataclass_fields(cls)
-    return _by_name(fields) if fields else _annotated_fields(cls)
+    return _by_name(fields) if fields else annotated_fields(cls)
 
 
-def _annotated_fields(cls: type) -> Fields:
+def annotated_fields(cls: type) -> Fields:
     """The fields of a class whose decorators may not have run yet."""
     fields: dict[str, bool] = {}
     for base in reversed(cls.__mro__[1:]):
@@ -269,7 +269,7 @@ def declare(cls: type, methods: Mapping[str, Callable[..., Any]]) -> None:
     declared = declaration_of(cls)
     if declared is None:
         return
-    _read(cls, _annotated_fields(cls))
+    _read(cls, annotated_fields(cls))
     if vars(cls).get("axes") is not None:
         for name, method in methods.items():
             if name not in vars(cls):

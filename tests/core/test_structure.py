@@ -231,7 +231,7 @@ def imports_within(path):
 # a call that waits for its operands; which releases compile what well; how much a value takes;
 # moves of types that declare no axes, or of which the results become dense; what an annotation is;
 # methods that users call, also where they forbid promotions; what is known of sizes; which rows are
-# in a group.
+# in a group; which fields of a class that is being defined hold arrays.
 PRIVATE = {
     ("algebra", "jaxrewrite._core.avals"),
     ("blocks", "jaxrewrite._axes"),
@@ -241,6 +241,7 @@ PRIVATE = {
     ("coded", "jaxrewrite._compat"),
     ("coded", "jaxrewrite._staging"),
     ("concatenated", "jaxrewrite._axes"),
+    ("declaration", "jaxrewrite._axes"),
     ("gathers", "jaxrewrite._axes"),
     ("gguf_blocks", "jaxrewrite._compat"),
     ("masked", "jaxrewrite._compat"),

@@ -404,23 +404,14 @@ def test_what_the_entries_of_a_matrix_are_is_one_of_three():
         type("Wrong", (values.Matrix,), {"entries": "patern"})
 
 
-class WithErrors(values.Annotated):
-    """It carries an array, which an annotated type does not."""
-
-    array: jax.Array
-    errors: jax.Array
-    axes = {"array": "...", "errors": "..."}
-
-
-@values.annotation_rule(WithErrors, "max")
-def _of_errors(*operands, primitive, **params):
-    arrays = [x.array if isinstance(x, WithErrors) else x for x in operands]
-    return WithErrors(jaxrewrite.bind(primitive, *arrays, **params), operands[0].errors)
-
-
-def test_an_annotated_type_with_two_arrays_is_told_of():
-    with pytest.raises(TypeError, match="WithErrors has 2 fields that are arrays"):
-        jaxrewrite.transform(jax.nn.relu)(WithErrors(jnp.ones(2), jnp.ones(2)))
+@pytest.mark.parametrize("axes", [{}, {"axes": {"array": "...", "errors": "..."}}])
+def test_an_annotated_type_with_two_arrays_is_refused(axes):
+    """What an annotated type carries is static."""
+    fields = {"__annotations__": {"array": jax.Array, "errors": jax.Array}}
+    with pytest.raises(
+        TypeError, match="WithErrors has 2 fields .*: array, errors. .* static"
+    ):
+        type("WithErrors", (values.Annotated,), {**fields, **axes})
 
 
 # --- methods that return another shape than they are to ------------------------------------------

@@ -19,6 +19,7 @@ from jaxtyping import ArrayLike
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, register
+from jaxrewrite._axes.declaration import annotated_fields
 from jaxrewrite.primitives import BINARY, COLLECTIVE
 
 from .._base.scatters import SCATTER
@@ -118,6 +119,10 @@ class Annotated(Carrying):
     if TYPE_CHECKING:  # Each subclass has this field.
         array: Any
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        _refuse_arrays(cls)  # Else an error would ask for the axes of the second one.
+        super().__init_subclass__(**kwargs)
+
     def aval(self) -> Any:
         """The aval of the array."""
         return like(self.array)
@@ -133,14 +138,18 @@ class Annotated(Carrying):
 
     def _with_array(self, array: Any) -> Any:
         """Another array with what this one carries."""
-        arrays, treedef = fields_of(self)
-        if len(arrays) != 1:
-            raise TypeError(
-                f"{type(self).__name__} has {len(arrays)} fields that are arrays. What an Annotated "
-                "type carries beside its array are static fields; a type that carries arrays is "
-                "an ArrayValue with rules by annotation_rule."
-            )
+        _, treedef = fields_of(self)
         return jax.tree.unflatten(treedef, [array])
+
+
+def _refuse_arrays(cls: type) -> None:
+    arrays = [name for name, is_static in annotated_fields(cls).items() if not is_static]
+    if len(arrays) > 1:
+        raise TypeError(
+            f"{cls.__name__} has {len(arrays)} fields that are arrays: {', '.join(arrays)}. What an "
+            "Annotated type carries beside its array are static fields; a type that carries arrays "
+            "is an ArrayValue with rules by annotation_rule."
+        )
 
 
 def annotation_rule(
