@@ -393,6 +393,40 @@ class OfANumber(Phases):
         return jnp.prod(jnp.exp(1j * self.angles))
 
 
+class Multiple(values.Linear):
+    """A part and a coefficient, which is none."""
+
+    c: jax.Array
+    x: jax.Array
+
+    def materialise(self):
+        return self.c * self.x
+
+    def map_parts(self, fn):
+        return Multiple(self.c, fn(self.x))
+
+
+class Cast(Multiple):
+    def map_parts(self, fn):
+        return Cast(self.c, fn(self.x))
+
+    def cast(self, dtype):
+        return Cast(self.c.astype(dtype), self.x.astype(dtype))
+
+
+@pytest.mark.parametrize("cls", [Multiple, Cast])
+def test_a_leaf_that_is_no_part_keeps_its_dtype_or_is_cast(cls):
+    v, y = cls(jnp.float32(3), jnp.ones((2, 3))), jnp.ones((3, 2))
+    narrow = lambda v: v.astype("bfloat16")
+    got = jaxrewrite.transform(narrow, materialise="allow")(v)
+    assert isinstance(got, Cast) == (cls is Cast)
+    assert_same(jaxrewrite.materialise(got), jnp.full((2, 3), 3, "bfloat16"))
+    product = lambda v, y: jnp.matmul(v, y, preferred_element_type="bfloat16")
+    got = jaxrewrite.transform(product, materialise="allow")(v, y)
+    assert_same(jaxrewrite.materialise(got), jnp.full((2, 2), 9, "bfloat16"))
+    assert isinstance(jaxrewrite.transform(jnp.matmul)(v, y), cls)
+
+
 @pytest.mark.parametrize("fn", [jnp.linalg.det, lambda v: jnp.linalg.slogdet(v)[1]])
 def test_a_determinant_that_is_a_number_is_told_by_its_method(fn):
     with pytest.raises(TypeError, match="OfANumber.known_determinant must return a Determ"):

@@ -20,7 +20,9 @@ class Linear(Structured):
     """Base class of arrays that are linear in parts of the same shape.
 
     A part is an array or a value. A linear map acts on each part, and a product multiplies
-    each part. A subclass defines ``materialise`` and ``map_parts``.
+    each part. A subclass defines ``materialise`` and ``map_parts``. One with a leaf that is no part,
+    such as a coefficient, also defines ``cast``, or it becomes dense where a program asks for a
+    dtype that the leaf does not let it have.
 
     Examples
     --------
@@ -74,7 +76,14 @@ def _(v: Linear, indices: Array, *, primitive: Any, mode: Any, **params: Any) ->
 
 @register("convert_element_type")
 def _(v: Linear, *, new_dtype: Any, **params: Any) -> Any:
-    return v.cast(jnp.dtype(new_dtype)) if is_linear_cast(v, new_dtype) else NotImplemented
+    if not is_linear_cast(v, new_dtype):
+        return NotImplemented
+    return _if_in(new_dtype, v.cast(jnp.dtype(new_dtype)))
+
+
+def _if_in(dtype: Any, v: Any) -> Any:
+    """An array, if a leaf that is no part lets it have the dtype that the primitive gives."""
+    return NotImplemented if v is NotImplemented or v.dtype != dtype else v
 
 
 def multiply_by_parts(x: Any, y: Any, params: dict[str, Any], of: Any = Linear) -> bool:
@@ -102,7 +111,8 @@ def _multiplied(primitive: Any, x: Any, y: Any, *sizes: Array, **params: Any) ->
         part = part if takes_two_dtypes else in_dtype(part, whole.dtype)
         return bind(primitive, *((part, y) if is_first else (x, part)), *sizes, **params)
 
-    return whole.map_parts(product)
+    result, wide = whole.map_parts(product), params.get("preferred_element_type")
+    return result if wide is None else _if_in(wide, result)
 
 
 @register(*_BILINEAR, types=(Linear, Linear))
