@@ -166,10 +166,14 @@ def read(cls: type, declared: Mapping[str, str], fields: Fields) -> Axes:
     array = _terms(cls, SELF if SELF in declared else keys[0], array_text)
     for term in array:
         if term.block or term.is_rest:
+            hint = (
+                "The array has axes of any number by '...'"
+                if SELF in declared
+                else f"Say by the key {SELF!r} which axes the array has"
+            )
             raise _declaration_error(
                 cls,
-                f"the array has the axes {array_text!r}, which may be names and '...' alone. Say by "
-                f"the key {SELF!r} which axes the array has.",
+                f"the array has the axes {array_text!r}, which may be names and '...' alone. {hint}.",
             )
     names = tuple(term.name for term in array)
     leaves, sizes = {}, {}

@@ -353,6 +353,11 @@ def declares(axes, **fields):
             "'y' has blocks of the size 'x', a field that holds arrays",
         ),
         ({"x": "i/b", "y": "i"}, "the array has the axes 'i/b', which may be names"),
+        ({"x": "*r i", "y": "i"}, r"'\*r i', .* alone. Say by the key 'self' which"),
+        (
+            {"self": "*r i", "x": "*r", "y": "i"},
+            r"'\*r i', .* alone. The array has axes of any number by '...'.$",
+        ),
         ({"self": "i 3", "x": "i", "y": "i"}, "the array has the axes 'i 3'"),
         ({"self": "k i", "x": "i", "y": ""}, "no field has the axis 'k'.* come last"),
         ({"self": "... i", "x": "i", "y": ""}, "no field has '...', which the array has"),
