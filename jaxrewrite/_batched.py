@@ -303,5 +303,16 @@ def _check_alike(column: tuple[Any, ...]) -> None:
             raise ValueError(
                 f"stack: number {i} is {brief(other)}. Its structure differs from that of the "
                 f"first, {brief(first)}. Values can be stacked if their types and metadata, and "
-                "the shapes and dtypes of their leaves, are the same."
+                f"the shapes and dtypes of their leaves, are the same.{_defined_again(first, other)}"
             )
+
+
+def _defined_again(first: Any, other: Any) -> str:
+    """A hint where two types differ that are shown alike, as after a cell has run again."""
+    one, two = type(first), type(other)
+    if one is two or (one.__module__, one.__qualname__) != (
+        two.__module__,
+        two.__qualname__,
+    ):
+        return ""
+    return f" The class {one.__name__} was defined again in between: make all values anew."

@@ -721,6 +721,14 @@ def test_types_of_one_layout_are_two_structures(one, other):
         jaxrewrite.stack([v, w])
 
 
+def test_a_class_that_was_defined_again_is_told_of():
+    old, new = (type("Again", (Plus,), {"__module__": __name__}) for _ in range(2))
+    with pytest.raises(ValueError, match="The class Again was defined again in between"):
+        jaxrewrite.stack([old(jnp.ones(2)), new(jnp.ones(2))])
+    with pytest.raises(ValueError, match="of their leaves, are the same.$"):
+        jaxrewrite.stack([Plus(jnp.ones(2)), Minus(jnp.ones(2))])
+
+
 @alike
 def test_types_of_one_layout_meet(one, other):
     """In branches, in carries, and in what a loop stacks, each array stays what it is."""
