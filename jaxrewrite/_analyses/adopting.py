@@ -20,6 +20,7 @@ from jax.extend.core import jaxprs_in_params
 
 from .. import _compat
 from .._compat import Jaxpr, JaxprEqn, Literal, Primitive, Var
+from .._core.annotations import named_in_errors
 from .._core.avals import avals_of, mismatch, values_inside
 from .._core.hooks import (
     ALL_PRIMITIVES,
@@ -231,7 +232,7 @@ def adopted(
     """An array as a value like others: one after the other takes what the one before has made."""
     taken = atom
     for adopter in adopters:
-        value = adopter.adopt(taken, primitive)
+        value = named_in_errors(adopter.adopt, taken, primitive)
         if value is NotImplemented:
             continue
         hook = f"{type(adopter).__name__}.adopt"

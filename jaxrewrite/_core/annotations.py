@@ -21,6 +21,7 @@ import numpy as np
 from multipledispatch.variadic import Variadic
 
 from .._compat import Literal, choices_of
+from .errors import add_note
 from .value import Value
 
 
@@ -157,6 +158,16 @@ def shown(rule: Callable[..., Any]) -> str:
     code = getattr(written(rule), "__code__", None)
     where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
     return name_of(rule) + where
+
+
+def named_in_errors(fn: Callable[..., Any], *args: Any, by: object = None) -> Any:
+    """``fn(*args)``, in whose errors a note names it, or the function ``by`` which it was made."""
+    try:
+        return fn(*args)
+    except Exception as error:
+        if callable(by := by or fn):
+            add_note(error, f"jaxrewrite: raised by {shown(by)}.")
+        raise
 
 
 def read_hints(

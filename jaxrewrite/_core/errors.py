@@ -46,9 +46,7 @@ class MaterialisationWarning(UserWarning):
         remedy: str = "",
     ):
         super().__init__(message, primitive, type, remedy)
-        self.primitive = primitive
-        self.type = type
-        self.remedy = remedy
+        self.primitive, self.type, self.remedy = primitive, type, remedy
 
     def __str__(self) -> str:
         return self.args[0]

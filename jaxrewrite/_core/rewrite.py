@@ -433,8 +433,7 @@ def owner_of_default(
     if len(owners) > 1:
         names = " and ".join(owner.__name__ for owner in owners.values())
         raise TypeError(
-            f"Primitive {primitive.name!r} has no rule for these operands, and "
-            f"{names} each have a default of their own. Register a rule for the pair, or "
-            "make one of the classes the outer one by a higher outer = ..."
+            f"Primitive {primitive.name!r} has no rule for these operands, and {names} each have a default "
+            "of their own. Register a rule for the pair, or give one of the classes a higher outer = ..."
         )
     return next(iter(owners.values()), None)

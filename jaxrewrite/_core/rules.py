@@ -671,9 +671,8 @@ def _ambiguity(
         "Ways out: register a rule for just these types,\n"
         f"  @jaxrewrite.register({shown})\n"
         f"  def _({parameters}, **params): ...\n"
-        "or make one of the classes the outer one by a higher outer = ...; or "
-        "give one of the rules a higher precedence=; or apply them one after the other "
-        "with nested transforms: transform(transform(fn, filter_spec=...), filter_spec=...)."
+        "or give one of the classes a higher outer = ..., or one of the rules a higher precedence=; or "
+        "apply them one after the other: transform(transform(fn, filter_spec=...), filter_spec=...)."
     )
 
 
@@ -704,14 +703,9 @@ def look_up_primitive(primitive: Primitive | str | Callable[..., Any]) -> Primit
 
 
 def refuse_namesakes(primitives: Iterable[Primitive]) -> None:
-    """Raise `ValueError` for a primitive with the name of another one, which is JAX's.
-
-    Handlers, analyses and the rules of many types find a primitive by its name, and would
-    take it for that of JAX.
-    """
+    """Raise `ValueError` for a primitive that handlers and rules would take for one of JAX's."""
     for primitive in filter(_compat.is_namesake, primitives):
         raise ValueError(
             f"JAX has a primitive {primitive.name!r}, and here is another one of that name. "
-            "Rules are found by names: give yours another, such as "
-            f"Primitive('my_{primitive.name}')."
+            f"Rules are found by names: give yours another, such as Primitive('my_{primitive.name}')."
         )

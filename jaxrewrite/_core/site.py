@@ -15,6 +15,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import _compat
 from .._compat import Atom, DropVar, Jaxpr, JaxprEqn, Primitive, SourceInfo, Var
+from .annotations import named_in_errors
 from .avals import aval_of, avals_of, is_adopted, is_annotation, values_inside
 from .builder import Applied, Rewritten
 from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
@@ -201,7 +202,8 @@ class Site(NamedTuple):
         function. A value at one of the positions ``opaque`` is a tracer of its aval, too.
         """
         flat = Flat.of(operands, self.context, opaque)
-        result = self.builder.rewriting.by_function(fn, key, flat, check)
+        by_function = self.builder.rewriting.by_function
+        result = named_in_errors(by_function, fn, key, flat, check, by=key[0])
         return self.inline_trace(result, flat, operands)
 
     def inline_trace(self, result: RuleResult, flat: Flat, operands: Any = ()) -> Any:
@@ -308,9 +310,9 @@ def describe(site: Site, operands: Sequence[Operand]) -> str:
 
     In the body of a function of JAX it has none: the note of the call of the function has it.
     """
-    shown = ", ".join(map(describe_operand, operands))
+    on = ", ".join(map(describe_operand, operands))
     where = _compat.source_location(site.eqn.source_info) or site.line
-    return f"jaxrewrite: in primitive {site.primitive.name!r} on ({shown}){at_line(where)}"
+    return f"jaxrewrite: in primitive {site.primitive.name!r} on ({on}){at_line(where)}"
 
 
 def describe_operand(operand: Operand) -> str:

@@ -180,9 +180,7 @@ class Value(PyTree):
 
     @staticmethod
     def default(
-        primitive: _compat.Primitive,
-        values: Sequence[Any],
-        params: dict[str, Any],
+        primitive: _compat.Primitive, values: Sequence[Any], params: dict[str, Any]
     ) -> Any:
         """Apply a primitive for which there is no rule.
 
@@ -262,9 +260,8 @@ class Value(PyTree):
 
         The value may be of a subclass without ``adopt`` of its own, for numbers of which it is
         open what they are. Rules and ``join`` then say by their results what they have become,
-        which beside an array may be an array.
-        Where the program ends, and nothing has told, a value of this subclass is what its
-        ``materialise`` returns, an array or a value; and it becomes that whatever the policy.
+        which beside an array may be an array. Where the program ends, and nothing has told, it
+        becomes what its ``materialise`` returns, an array or a value, whatever the policy.
 
         Parameters
         ----------

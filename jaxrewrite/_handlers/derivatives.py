@@ -31,6 +31,7 @@ from .._analyses.adopting import adopted, adopters_of
 from .._analyses.same import same
 from .._compat import Tree
 from .._core import avals
+from .._core.annotations import named_in_errors
 from .._core.avals import (
     aval_of,
     avals_of,
@@ -251,7 +252,7 @@ def _returns_entries(treedef: PyTreeDef, children: Sequence[Any], like: Any) -> 
     def there_and_back(*args: Any) -> Any:
         *leaves, tangent = args
         value = tree_unflatten(treedef, leaves)
-        lifted = value.lift_tangent(tangent)
+        lifted = named_in_errors(value.lift_tangent, tangent)
         if lifted is NotImplemented:
             return tangent
         return _tangent_by_materialise(treedef, leaves, _tangents_in(lifted, value))
@@ -338,7 +339,8 @@ def can_be_lifted(value: Value) -> bool:
     lifted: list[Any] = []
 
     def lift_abstractly(children: Sequence[Any], tangent: Any) -> None:
-        tangents = tree_unflatten(treedef, children).lift_tangent(tangent)
+        method = tree_unflatten(treedef, children).lift_tangent
+        tangents = named_in_errors(method, tangent)
         lifted.append(tangents is not NotImplemented)
 
     # A base class may define the method, and return ``NotImplemented`` for its subclasses.
@@ -492,7 +494,7 @@ def _tangent_by_type(
     treedef: PyTreeDef, children: Sequence[Any], tangents: Sequence[Any]
 ) -> ArrayOrValue:
     value = tree_unflatten(treedef, children)
-    tangent = value.tangent(tree_unflatten(treedef, tangents))
+    tangent = named_in_errors(value.tangent, tree_unflatten(treedef, tangents))
     if tangent is NotImplemented:
         return _tangent_by_materialise(treedef, children, tangents)
     hook = f"{type(value).__name__}.tangent"
@@ -551,7 +553,7 @@ def _lift_by_type(
 ) -> list[Any]:
     value = tree_unflatten(treedef, children)
     cls = type(value).__name__
-    lifted = value.lift_tangent(tangent)
+    lifted = named_in_errors(value.lift_tangent, tangent)
     if lifted is NotImplemented:
         raise TypeError(
             f"A {cls} is the result of a function with a custom derivative rule, but "

@@ -118,6 +118,40 @@ def test_a_traceback_has_the_frames_of_the_user():
     assert names[-1] == "bad_rule"
 
 
+def fails(self, *operands):
+    raise ZeroDivisionError
+
+
+@jax.custom_jvp
+def kept(x):
+    return x
+
+
+kept.defjvp(lambda x, t: (x[0], 2 * t[0]))
+
+# What calls a method of a type.
+ASKING = {
+    "join": lambda v: jax.lax.cond(v.sum() > 0, lambda: v, lambda: jnp.ones(3)),
+    "sliceable": lambda v: jax.lax.map(lambda x: 2 * x, v),
+    "default": lambda v: jnp.sin(v),
+    "adopt": lambda v: v + jnp.zeros(3),
+    "tangent": kept,
+    "lift_tangent": kept,
+}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_an_error_in_a_method_names_it(name):
+    method = staticmethod(fails) if name == "default" else fails
+    cls = type("Failing", (Plain,), {name: method})
+    run = transform(ASKING[name], materialise="allow")
+    with pytest.raises(ZeroDivisionError) as caught:
+        jax.jvp(run, (cls(X),), (cls(X),)) if "tangent" in name else run(cls(X))
+    line = fails.__code__.co_firstlineno
+    notes = caught.value.__notes__
+    assert f"jaxrewrite: raised by fails ({__file__}:{line})." in notes
+
+
 def test_jax_errors_below_a_rule_carry_the_note():
     rules = jaxrewrite.Rules()
 
