@@ -55,7 +55,8 @@ def leaf_specs(self: Any, spec: Any) -> Any:
     if any(name is not None for name in (*names[ndim:], *_of_sizes(axes, names, ndim))):
         return NotImplemented  # A shard has metadata of its own.
     specs = []
-    for _, leaf, where in located(children, shape[:ndim]):
+    # The lengths may be those of more parts than one.
+    for _, leaf, where in placed(children, ndim):
         sizes = zip(where, shape_of(leaf), strict=True)
         is_split = lambda i, block, k: i is not None and (block is None or k > 1)
         split = (names[i] if is_split(i, block, k) else None for (i, block), k in sizes)

@@ -671,8 +671,8 @@ def _ambiguity(
         "Ways out: register a rule for just these types,\n"
         f"  @jaxrewrite.register({shown})\n"
         f"  def _({parameters}, **params): ...\n"
-        "or give one of the classes a higher outer = ..., or one of the rules a higher precedence=; or "
-        "apply them one after the other: transform(transform(fn, filter_spec=...), filter_spec=...)."
+        "or give one of the classes a higher outer = ..., or one of the rules a higher precedence=; or apply "
+        "them in turn by nested transforms: transform(transform(fn, filter_spec=...), filter_spec=...)."
     )
 
 
