@@ -85,6 +85,8 @@ class Masked(Carrying):
         A boolean array of the same shape, true where an entry is missing.
     terms
         For rules: how many entries each entry is the sum of, and whether they have weights.
+    most
+        For rules: of how many conditions each entry counts those that hold, if it does.
 
     Raises
     ------
@@ -122,6 +124,7 @@ class Masked(Carrying):
     array: Array
     mask: Bool[Array, ...]
     terms: tuple[int, bool] | None = jaxrewrite.field(static=True, default=None, repr=False)
+    most: int | None = jaxrewrite.field(static=True, default=None, repr=False)
 
     def __post_init__(self) -> None:
         shape, dtype = jnp.shape(self.mask), jnp.result_type(self.mask)
@@ -278,6 +281,12 @@ def _terms(x: Any) -> tuple[int, bool] | None:
 def _terms_of_any(operands: Sequence[Any]) -> tuple[int, bool] | None:
     """The terms of the first of some operands that is a sum."""
     return next(filter(None, map(_terms, operands)), None)
+
+
+@annotation_rule(Masked, "convert_element_type")
+def _convert(x: Masked, *, primitive: Any, **params: Any) -> Any:
+    most = 1 if x.dtype == jnp.bool_ else x.most
+    return dataclasses.replace(x, array=primitive.bind(x.array, **params), most=most)
 
 
 @annotation_rule(Masked, "div")
@@ -488,26 +497,32 @@ def _extremum_over_devices(x: Masked, *, primitive: Any, axes: Any, **params: An
 
 @annotation_rule(Masked, "argmax", "argmin")
 def _reduce_to_index(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> Any:
-    """Of booleans it is the first index, which that of an earlier missing entry might be.
+    """Of conditions it is the first index, which that of an earlier missing entry might be.
 
-    `jax.numpy.select` takes the first condition that holds in this way.
+    `jax.numpy.select` takes the first condition that holds in this way, and `jax.numpy.piecewise`
+    the last one, as the first place at which most of them hold.
     """
     index = _without(x, primitive, {"axes": axes, **params})
     (axis,) = axes
-    if x.dtype != jnp.bool_:
+    most = 1 if x.dtype == jnp.bool_ else x.most
+    if most is None:
         # A missing entry is found only where none is better, so the first that is there is it.
         at = jnp.expand_dims(index, axis)
         is_missing = jnp.take_along_axis(x.mask, at, axis).squeeze(axis)
         first = lax.argmin(x.mask, axis, index.dtype)
         return Masked(jnp.where(is_missing, first, index), _all_missing(x.mask, axes))
-    decides = ~x.mask & (x.array if primitive.name == "argmax" else ~x.array)
+    count = x.array.astype(jnp.int32)
+    decides = ~x.mask & (count >= most if primitive.name == "argmax" else count == 0)
     earlier = lax.cumsum(decides.astype(jnp.int32), axis) == 0
     return Masked(index, (x.mask & earlier).any(axis))
 
 
 @annotation_rule(Masked, *(name for name in _NEUTRAL if name.startswith("cum")))
 def _cumulate(x: Masked, *, primitive: Any, **params: Any) -> Any:
-    return _finite(_without(x, primitive, params), x.mask)
+    result = _finite(_without(x, primitive, params), x.mask)
+    if primitive.name != "cumsum" or x.most is None:
+        return result
+    return dataclasses.replace(result, most=x.most * x.shape[params["axis"]])
 
 
 @annotation_rule(Masked, "cumlogsumexp")
@@ -619,8 +634,8 @@ def _numbers(flags: Any) -> Any:
 def _move(x: Masked, *starts: Any, primitive: Any, **params: Any) -> Any:
     array, mask = (primitive.bind(part, *starts, **params) for part in (x.array, x.mask))
     if primitive.multiple_results:
-        return [Masked(*parts, x.terms) for parts in zip(array, mask, strict=True)]
-    return Masked(array, mask, x.terms)
+        return [Masked(*parts, x.terms, x.most) for parts in zip(array, mask, strict=True)]
+    return Masked(array, mask, x.terms, x.most)
 
 
 @annotation_rule(Masked, "concatenate", "stack", "pad")

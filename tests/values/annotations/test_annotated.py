@@ -1568,6 +1568,30 @@ def test_the_first_of_conditions_may_be_one_that_is_missing():
     assert (index.filled(9), forbid(jnp.argmin)(flags).filled(9)) == (1, 0)
 
 
+@pytest.mark.parametrize("apply", [lambda fn: fn, jax.jit, jax.vmap])
+def test_a_piece_of_a_missing_condition_is_missing(apply):
+    def fn(x):
+        return jnp.piecewise(x, [x < 1.5, x > 2.5], [lambda x: -x, 7.0, 5.0])
+
+    x = jnp.array([[1.0, 1.0, 3.0], [2.0, 2.0, 1.0]])
+    missing = jnp.array([[False, True, False], [True, False, False]])
+    got = forbid(apply(fn))(Masked(x, missing))
+    np.testing.assert_array_equal(got.mask, missing)
+    np.testing.assert_array_equal(got.filled(0), jnp.where(missing, 0, fn(x)))
+
+
+def test_the_place_at_which_most_conditions_hold():
+    flags = Masked(
+        jnp.array([[0, 1, 0], [1, 0, 1], [1, 1, 0]], bool), jnp.eye(3, dtype=bool)
+    )
+    as_numbers = forbid(lambda x: jnp.argmax(x.astype(jnp.int8), axis=1))(flags)
+    assert as_numbers.filled(9).tolist() == [9, 0, 0]
+    most = forbid(lambda x: jnp.argmax(jnp.cumsum(x, axis=1), axis=1))(flags)
+    assert most.mask.all()  # One more may hold where it is missing.
+    numbers = Masked(jnp.array([1, 0, 3]), jnp.array([0, 1, 0], bool))
+    assert forbid(lambda x: jnp.argmax(jnp.cumsum(x)))(numbers).filled(9) == 2
+
+
 def test_bounds_at_a_negative_zero():
     x = Interval(jnp.array([-0.0]), jnp.array([4.0]))
     for fn in (lax.rsqrt, lambda x: x ** jnp.array([-1.0])):
