@@ -337,6 +337,8 @@ def bind_numbers(primitive: Any, operands: Sequence[Any], units: Units, params: 
     *("select_and_gather_add", "select_and_scatter_add"),
 )
 def _keep(x: Any, *others: Any, primitive: Any, **params: Any) -> Any:
+    if primitive.name == "cumsum":
+        check_sum(units_of(x))
     return bind_numbers(primitive, [x, *others], units_of(x), params)
 
 
@@ -363,6 +365,10 @@ _ALIKE = {
 }
 
 
+# A sum of two, and no part of a mean or of a derivative, which points on a scale have.
+_ADDING = {"add", "sub", "scatter-add", "scatter-sub"}
+
+
 @annotation_rule(
     Unitful,
     *("add", "add_any", "sub", "max", "min", "rem", "nextafter", "complex"),
@@ -372,8 +378,9 @@ _ALIKE = {
 def _same(*operands: Any, primitive: Any, **params: Any) -> Any:
     if applies_function(primitive, params):
         return NotImplemented
-    units = same_units(primitive.name, operands[_ALIKE.get(primitive.name, slice(None))])
-    if primitive.name in ("add", "sub") and all(map(needs_units, operands)):
+    alike = operands[_ALIKE.get(primitive.name, slice(None))]
+    units = same_units(primitive.name, alike)
+    if primitive.name in _ADDING and all(map(needs_units, alike)):
         check_sum(units)
     if primitive.name == "nextafter":
         units = units.fixed  # The next number after zero is not zero.

@@ -85,7 +85,13 @@ def test_what_is_no_multiple_of_a_unit_does_not_convert(name):
 
 
 @pytest.mark.parametrize("name", ["dB", "degC"])
-@pytest.mark.parametrize("fn", [jnp.add, jnp.subtract])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        *(jnp.add, jnp.subtract, lambda x, y: jnp.cumsum(x)),
+        *(lambda x, y: x.at[0].add(y[1]), lambda x, y: x.at[0].subtract(y[1])),
+    ],
+)
 def test_points_on_a_scale_have_no_sum(fn, name):
     x = Unitful(jnp.ones(2), name)
     with pytest.raises(UnitsError, match=f"{name} (has an offset|is the logarithm)"):
@@ -93,6 +99,7 @@ def test_points_on_a_scale_have_no_sum(fn, name):
     # They have a largest one, and the program's own zeros are none.
     kept = jaxrewrite.transform(lambda x: jnp.pad(jnp.maximum(x, x[::-1]), 1))(x)
     assert kept.units == Units(name)
+    assert jaxrewrite.transform(jnp.mean)(x).units == Units(name)
 
 
 def test_differences_of_temperatures_convert():
