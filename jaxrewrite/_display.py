@@ -121,7 +121,9 @@ def _metadata(value: Any) -> Iterator[str]:
     for f in dataclass_fields(type(value)):
         if f.repr and is_static(f):
             content = getattr(value, f.name)
-            if content not in (value.shape, value.dtype, f.default):
+            # A dtype is equal to a text that names it, such as "f".
+            told = (value.shape, value.dtype, f.default)
+            if not any(type(content) is type(x) and content == x for x in told):
                 yield f"{f.name}={content!r}"
 
 

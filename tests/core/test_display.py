@@ -35,6 +35,13 @@ class Scaled(jaxrewrite.ArrayValue):
         return self.x * self.scale
 
 
+def test_a_text_that_names_the_dtype_is_shown():
+    for name in ("f", "float32"):
+        v = Scaled(jnp.ones(2), jnp.float32(1), name)
+        assert f"name={name!r}" in repr(v)
+    assert "name" not in repr(Scaled(jnp.ones(2), jnp.float32(1)))
+
+
 class Corners(jaxrewrite.ArrayValue):
     """A stranger's type with structure, which says nothing about it."""
 
