@@ -16,8 +16,16 @@ import jaxrewrite
 
 from .._base.structured import inexact
 from .declaration import SEVERAL
-from .unitful import EQUAL, Unitful, needs_units, with_units
-from .units import Units, in_kelvin, is_convertible
+from .unitful import (
+    EQUAL,
+    NO_UNITS,
+    Unitful,
+    entries_of,
+    needs_units,
+    units_of,
+    with_units,
+)
+from .units import FreeUnits, Units, in_kelvin, is_convertible
 
 
 _QUANTITY = re.compile(
@@ -162,7 +170,8 @@ converting_units: jaxrewrite.Rules = jaxrewrite.Rules()
 
 Without these rules such a sum is an error. With ``transform(fn, rules=converting_units)`` the
 operands of sums, comparisons, maxima, choices and concatenations, and what updates entries of
-an array, are converted to the units of the first operand that has some. Integers are not, because
+an array, are converted to the units of the first operand that has some, and a ratio such as m/km
+beside a number to a number. Integers are not, because
 what they convert to may be none. Branches and turns of loops are not either: they return equal units.
 
 Examples
@@ -182,23 +191,31 @@ def _of_two(x: Unitful, y: Unitful, *, primitive: Any, **params: Any) -> Any:
     return _in_equal_units((x, y), primitive, params)
 
 
+@converting_units.register(*sorted(EQUAL - {*SEVERAL}), exchange="types")
+def _with_numbers(x: Unitful, y: ArrayLike, *, primitive: Any, **params: Any) -> Any:
+    return _in_equal_units((x, y), primitive, params)
+
+
 @converting_units.register(*sorted(EQUAL & {*SEVERAL}))
 def _of_several(*operands: Unitful | ArrayLike, primitive: Any, **params: Any) -> Any:
     return _in_equal_units(operands, primitive, params)
 
 
 def _in_equal_units(operands: Sequence[Any], primitive: Any, params: Any) -> Any:
-    """The same of operands in the units of the first one that has some."""
-    units = [x.units for x in operands if needs_units(x)]
+    """The same of operands in the units of the first one, or as numbers beside numbers."""
+    entries = entries_of(primitive, operands)
+    units = [units_of(x) for x in entries if not isinstance(units_of(x), FreeUnits)]
     if len(set(units)) < 2 or not is_convertible(units):
         return NotImplemented  # The rules of the type tell what is wrong.
-    alike = [x.to(units[0]) if needs_units(x) else x for x in operands]
+    has_numbers = NO_UNITS in units
+    target = NO_UNITS if has_numbers else units[0]
+    alike = [x.to(target) if needs_units(x) else x for x in operands]
     if any(
         needs_units(x) and x.dtype != y.dtype for x, y in zip(operands, alike, strict=True)
     ):
         return NotImplemented  # Integers do not convert to integers.
     result = jaxrewrite.bind(primitive, *alike, **params)
-    if primitive.name not in _EITHER_WAY:
+    if primitive.name not in _EITHER_WAY or has_numbers:
         return result
     # Which of two is the larger one, say, is asked in derivatives: the answer is in the units of
     # the first, and converted back it may differ by rounding.

@@ -301,7 +301,9 @@ def same_units(subject: str, operands: Sequence[Any]) -> Units:
     units = [x for x in all_units if not isinstance(x, FreeUnits)]
     if len(units) > 1:
         hint = about_unknown(unknown_names(*units))
-        if is_convertible(units):
+        if is_convertible(units) and NO_UNITS in units:
+            hint = " " + _without(next(filter(None, units)))
+        elif is_convertible(units):
             hint = (
                 " Convert one of them, by Unitful.to; rules=values.converting_units does so for "
                 "floating numbers."
@@ -365,6 +367,11 @@ _ALIKE = {
 }
 
 
+def entries_of(primitive: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    """The operands that need equal units."""
+    return operands[_ALIKE.get(primitive.name, slice(None))]
+
+
 # A sum of two, and no part of a mean or of a derivative, which points on a scale have.
 _ADDING = {"add", "sub", "scatter-add", "scatter-sub"}
 
@@ -378,7 +385,7 @@ _ADDING = {"add", "sub", "scatter-add", "scatter-sub"}
 def _same(*operands: Any, primitive: Any, **params: Any) -> Any:
     if applies_function(primitive, params):
         return NotImplemented
-    alike = operands[_ALIKE.get(primitive.name, slice(None))]
+    alike = entries_of(primitive, operands)
     units = same_units(primitive.name, alike)
     if primitive.name in _ADDING and all(map(needs_units, alike)):
         check_sum(units)

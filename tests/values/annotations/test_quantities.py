@@ -237,6 +237,24 @@ def test_units_of_other_kinds_and_none_are_refused_as_before():
         jaxrewrite.transform(jnp.add)(KM, M)
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        *(lambda x, y: 1 + x / y, lambda x, y: x / y < 600, lambda x, y: x / y == 500),
+        *(
+            lambda x, y: jnp.concatenate([jnp.ones(2), x / y]),
+            lambda x, y: jnp.hypot(x / y, 3),
+        ),
+        lambda x, y: jnp.interp(x, y, jnp.array([1.0, 2.0])),
+    ],
+)
+def test_a_ratio_beside_a_number_is_a_number(fn):
+    converting = jaxrewrite.transform(fn, rules=values.converting_units)
+    assert_same(converting(KM, M), fn(*IN_METRES), 1e-6)
+    with pytest.raises(UnitsError, match=r'numbers, which .*: x\.to\("1"\)\.'):
+        jaxrewrite.transform(lambda x, y: 1 + x / y)(KM, M)
+
+
 def test_integers_are_not_converted():
     whole, parts = Unitful(jnp.array([2, 3]), "km"), Unitful(jnp.array([500, 700]), "m")
     for fn in (jnp.add, lambda x, y: jnp.concatenate([x, y])):
