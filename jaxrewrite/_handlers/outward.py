@@ -12,7 +12,6 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_map, tree_structure, tree_unflatten
 
@@ -24,8 +23,8 @@ from .._core.value import Results, is_value
 from .derivatives import loses_its_layer
 
 
-BY_NUMBERS = (jnp.linalg.cholesky, jax.scipy.linalg.cholesky, jnp.linalg.det)
-"""Functions of quantities, which rules compute by signs or logarithms of numbers."""
+BY_NUMBERS = (jnp.linalg.det,)
+"""Functions of quantities, which rules compute by logarithms of numbers."""
 
 
 def by_solution_outside(site: Site, operands: list[Any]) -> Results:
