@@ -510,7 +510,8 @@ def _(v: Coded, c: Literal, *, primitive, **params) -> Any:
     makes_smaller = size < 1 if primitive.name == "mul" else not 0 < size <= 1
     if makes_smaller or not v.has_scales_in(v.dtype):
         return NotImplemented
-    return v.map_scales(lambda scale: primitive.bind(scale, jnp.full_like(scale, c.val)))
+    op = jnp.multiply if primitive.name == "mul" else jnp.divide
+    return v.map_scales(lambda scale: op(scale, jnp.full_like(scale, c.val)))
 
 
 @jaxrewrite.register("convert_element_type")

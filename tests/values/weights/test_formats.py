@@ -445,6 +445,18 @@ def test_a_weight_in_float16_times_a_number_has_its_digits(kind, program, bulk):
     jaxrewrite.transform(fn, materialise="allow" if program == "gradient" else "forbid")(v)
 
 
+@pytest.mark.parametrize("fn", [lambda w: w * 2, lambda w: w / 0.5])
+def test_the_scale_of_a_weight_in_float16_has_a_gradient(fn):
+    v = Quantised.quantise(normal(8, 4).astype("float16"))
+
+    def total(scale, fn):
+        w = dataclasses.replace(v, scale=scale)
+        return jaxrewrite.materialise(jaxrewrite.transform(fn)(w)).sum(dtype="float32")
+
+    twice, once = (jax.grad(total)(v.scale, f) for f in (fn, lambda w: w))
+    np.testing.assert_allclose(wide(twice), 2 * wide(once), rtol=1e-2)
+
+
 @pytest.mark.parametrize("make", [NF4.quantise, Quantised.quantise, Float8.quantise])
 def test_a_factor_for_each_entry_makes_it_dense(make):
     v = make(jnp.asarray(np.random.default_rng(0).normal(size=(64, 2)), "float32"))
