@@ -112,7 +112,7 @@ class Adopting(OperandsHook):
             return results
         written = self._analysis(Written)
         return [
-            adopted(adopters, x, None)
+            adopted(adopters, x)
             if not is_value(x) and is_inexact(x) and written(x).has_no_scale
             else x
             for x in results
@@ -230,13 +230,13 @@ def adopted(
     adopters: Iterable[Value], atom: Any, primitive: Primitive | None = None
 ) -> Any:
     """An array as a value like others: one after the other takes what the one before has made."""
-    taken = atom
+    taken, (aval,) = atom, avals_of([atom])
     for adopter in adopters:
         value = named_in_errors(adopter.adopt, taken, primitive)
         if value is NotImplemented:
             continue
         hook = f"{type(adopter).__name__}.adopt"
-        problem = mismatch(value, avals_of([atom])[0], hook, "the array is")
+        problem = mismatch(value, aval, hook, "the array is")
         if problem is not None:
             raise TypeError(problem)
         taken = value

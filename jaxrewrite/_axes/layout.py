@@ -184,7 +184,8 @@ def misfit(value: Value, field: str, leaf: Any) -> str:
 def may_have_length(k: int, n: int, block: str | None) -> bool:
     """Whether a leaf may have length ``k`` where the array has ``n``, as far as these are known.
 
-    Of blocks of any size, the array has a whole number.
+    Of blocks of any size, the array has a whole number. Of blocks of a size that the declaration
+    says, a part of the array may hold a part of one, so any number may be right.
     """
     is_fine = (
         k == n or block is not None and (is_divisor(k, n) or block.isdigit() and k > 0)

@@ -161,7 +161,7 @@ def shown(rule: Callable[..., Any]) -> str:
 
 
 def named_in_errors(fn: Callable[..., Any], *args: Any, by: object = None) -> Any:
-    """``fn(*args)``, in whose errors a note names it, or the function ``by`` which it was made."""
+    """``fn(*args)``, in whose errors a note names it, or the method ``by`` that it calls."""
     try:
         return fn(*args)
     except Exception as error:

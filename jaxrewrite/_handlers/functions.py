@@ -36,7 +36,7 @@ from .._functions.recognise import (
     takes_operands,
 )
 from .derivatives import can_be_lifted, confinement, derivative, lift
-from .outward import BY_NUMBERS, by_turned_operands
+from .outward import BY_LOGARITHMS, by_turned_operands
 from .stacking import element, element_like, in_slices, stacked_where
 
 
@@ -53,7 +53,7 @@ def function_handler(site: Site, operands: list[Any]) -> Any:
     if origin is None or (site.is_in_rule and not any(map(is_value, operands))):
         return NotImplemented
     rules_of = rules_at(site.settings.rules, origin)
-    if any(called.fn in BY_NUMBERS for called in rules_of):
+    if any(called.fn in BY_LOGARITHMS for called in rules_of):
         results = by_turned_operands(site, operands)
         if results is not NotImplemented:
             return results

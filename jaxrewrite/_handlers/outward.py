@@ -23,8 +23,8 @@ from .._core.value import Results, is_value
 from .derivatives import loses_its_layer
 
 
-BY_NUMBERS = (jnp.linalg.det,)
-"""Functions of quantities, which rules compute by logarithms of numbers."""
+BY_LOGARITHMS = (jnp.linalg.det,)
+"""Functions of quantities, computed by logarithms of numbers."""
 
 
 def by_solution_outside(site: Site, operands: list[Any]) -> Results:

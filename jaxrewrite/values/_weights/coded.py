@@ -478,17 +478,23 @@ def _(v: Multiplied, **params) -> Any:
 @jaxrewrite.register("mul", exchange="operands")
 @jaxrewrite.register("div")
 def _(v: Multiplied, c: ArrayLike, *, primitive, **params) -> Any:
-    op = jnp.multiply if primitive.name == "mul" else jnp.divide
-    return rescaled(v, op, c, **params)
+    return rescaled(v, _OPERATIONS[primitive.name], c, **params)
 
 
-def rescaled(
-    v: Any, op: Callable[..., Any], c: Any, out_dtype: Any = None, **params: Any
-) -> Any:
+_OPERATIONS: dict[str, Callable[..., Any]] = {"mul": jnp.multiply, "div": jnp.divide}
+
+
+def rescaled(v: Any, op: Callable[..., Any], c: Any, **params: Any) -> Any:
     """``op(v, c)``, where ``c`` is a number or has one number per index of some axes."""
     # Scales of float16 are barely normal numbers, so that a small factor would take their digits.
     if isinstance(v, Coded) and jnp.finfo(v.dtype).nexp < 8:
         return NotImplemented
+    return _with_scales(v, op, c, **params)
+
+
+def _with_scales(
+    v: Any, op: Callable[..., Any], c: Any, out_dtype: Any = None, **params: Any
+) -> Any:
     shape = jnp.shape(c) or (1,) * v.ndim
     # An array with more axes, or longer ones, repeats ``v``.
     if len(shape) != v.ndim or jnp.broadcast_shapes(shape, v.shape) != v.shape:
@@ -510,8 +516,8 @@ def _(v: Coded, c: Literal, *, primitive, **params) -> Any:
     makes_smaller = size < 1 if primitive.name == "mul" else not 0 < size <= 1
     if makes_smaller or not v.has_scales_in(v.dtype):
         return NotImplemented
-    op = jnp.multiply if primitive.name == "mul" else jnp.divide
-    return v.map_scales(lambda scale: op(scale, jnp.full_like(scale, c.val)))
+    number = jnp.asarray(c.val, v.dtype)
+    return _with_scales(v, _OPERATIONS[primitive.name], number, **params)
 
 
 @jaxrewrite.register("convert_element_type")
