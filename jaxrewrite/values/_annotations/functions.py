@@ -25,7 +25,7 @@ from .declaration import Annotated, annotation_rule, like
 @annotation_rule(Annotated, jnp.trace, jnp.tril, jnp.triu)
 @annotation_rule(Annotated, jnp.linalg.cholesky, jnp.linalg.cond, jnp.linalg.det)
 @annotation_rule(Annotated, jnp.linalg.eigh, jnp.linalg.eigvalsh, jnp.linalg.inv)
-@annotation_rule(Annotated, jnp.linalg.norm, jnp.linalg.pinv)
+@annotation_rule(Annotated, jnp.linalg.norm, jnp.linalg.pinv, jnp.signbit)
 @annotation_rule(Annotated, jnp.linalg.slogdet)
 @annotation_rule(Annotated, jax.scipy.linalg.cholesky)
 @annotation_rule(Annotated, jax.scipy.linalg.eigh, jax.scipy.linalg.expm)

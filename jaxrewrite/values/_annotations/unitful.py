@@ -349,6 +349,24 @@ def _times_power_of_two(x: Unitful, power: ArrayLike) -> Any:
     return with_units(x.units, jaxrewrite.transform(jnp.ldexp)(x.array, power))
 
 
+# As wholes: JAX writes signs in bits, and a step with a choice of numbers of no units.
+@jaxrewrite.register(jnp.signbit)
+def _is_negative(x: Unitful) -> Any:
+    return jaxrewrite.transform(jnp.signbit)(x.array)
+
+
+@jaxrewrite.register(jnp.copysign)
+def _with_sign(x: Unitful | ArrayLike, sign: Unitful | ArrayLike) -> Any:
+    result = jaxrewrite.transform(jnp.copysign)(array_of(x), array_of(sign))
+    return with_units(units_of(x), result)
+
+
+@jaxrewrite.register(jnp.heaviside)
+def _step(x: Unitful | ArrayLike, at_zero: Unitful | ArrayLike) -> Any:
+    result = jaxrewrite.transform(jnp.heaviside)(array_of(x), array_of(at_zero))
+    return with_units(units_of(at_zero), result)
+
+
 @annotation_rule(Unitful, "dynamic_slice", "gather")
 def _index(x: Unitful, *indices: Any, primitive: Any, **params: Any) -> Any:
     fill = params.get("fill_value")

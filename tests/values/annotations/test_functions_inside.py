@@ -139,3 +139,47 @@ def test_units_of_a_field_are_those_of_a_product():
         total = jaxrewrite.transform(jnp.sum)(result)
         assert total.units == Unitful(1.0, "m*s").units
         close(total.array, 49.0)
+
+
+SIGNED = jnp.array([-1.0, 0.0, 2.0, -0.0, jnp.nan, -jnp.inf])
+
+
+@pytest.mark.parametrize(
+    ("fn", "operands", "units"),
+    [
+        (jnp.signbit, ("m",), None),
+        (jnp.copysign, ("m", "s"), "m"),
+        (jnp.copysign, ("m", None), "m"),
+        (jnp.copysign, (None, "s"), None),
+        (jnp.heaviside, ("m", "s"), "s"),
+        (jnp.heaviside, ("m", None), None),
+        (jnp.heaviside, (None, "s"), "s"),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.vmap], ids=["", "jit", "vmap"])
+def test_signs_and_steps_of_quantities(fn, operands, units, wrap):
+    arrays = [SIGNED, -SIGNED][: len(operands)]
+    given = [
+        x if u is None else Unitful(x, u) for x, u in zip(arrays, operands, strict=True)
+    ]
+    result, wanted = jaxrewrite.transform(wrap(fn))(*given), fn(*arrays)
+    if units is not None:
+        assert result.units == Unitful(1.0, units).units
+        result = result.array
+    np.testing.assert_array_equal(result, wanted)
+    np.testing.assert_array_equal(jnp.signbit(result), jnp.signbit(wanted))
+
+
+def test_the_sign_of_a_quantity_inside_of_an_annotation():
+    result = jaxrewrite.transform(jnp.signbit)(Tagged(Unitful(SIGNED, "m"), "a"))
+    assert type(result) is Tagged
+    np.testing.assert_array_equal(result.array, jnp.signbit(SIGNED))
+
+
+def test_derivatives_of_signs_and_steps_of_quantities():
+    sign = jax.grad(lambda x, s: jnp.sum(jnp.copysign(x, s)))
+    result = jaxrewrite.transform(sign)(Unitful(D, "m"), Unitful(-D, "s"))
+    np.testing.assert_array_equal(result, -jnp.ones(3))
+    step = jax.grad(lambda x, at_zero: jnp.sum(jnp.heaviside(x, at_zero)), argnums=1)
+    result = jaxrewrite.transform(step)(Unitful(D - 1, "m"), Unitful(D, "s"))
+    np.testing.assert_array_equal(result, [1.0, 0.0, 0.0])
