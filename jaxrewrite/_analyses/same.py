@@ -33,25 +33,30 @@ def same_equation(mine: JaxprEqn, other: JaxprEqn) -> bool:
     )
 
 
-# Names and debug info, and parameters that the others imply.
+# Parameters of JAX's primitives that are names, or that others imply: the structures of results
+# and residuals of a custom_vjp, and those of a scan.
 _IGNORED = {
-    "name",
-    "out_trees",  # of a custom_vjp: the structures of its results and residuals
+    "jit": frozenset({"name"}),
+    "custom_vjp_call": frozenset({"out_trees"}),
+    "scan": _compat.TREES_OF_SCAN,
 }
+
+# Axes of them come in the order in which they were written.
+_REDUCTIONS = frozenset(
+    "reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split()
+)
 
 
 def same_params(mine: JaxprEqn, other: JaxprEqn) -> bool:
     a, b = mine.params, other.params
     if a is b:
         return True
-    if mine.primitive.name == "scan" and _compat.scan_counts(a) != _compat.scan_counts(b):
+    name = mine.primitive.name
+    if name == "scan" and _compat.scan_counts(a) != _compat.scan_counts(b):
         return False
-    ignored = _IGNORED | _compat.TREES_OF_SCAN
-    if mine.primitive.name == "composite":  # The name says which kernel is meant.
-        ignored -= {"name"}
-    if mine.primitive.name.startswith("reduce_"):
-        # Axes come in the order in which they were written.
-        a, b = ({**p, "axes": sorted(p.get("axes", ()))} for p in (a, b))
+    ignored = _IGNORED.get(name, frozenset())
+    if name in _REDUCTIONS:
+        a, b = ({**p, "axes": sorted(p["axes"])} for p in (a, b))
     return a.keys() == b.keys() and all(
         same(value, b[key]) for key, value in a.items() if key not in ignored
     )

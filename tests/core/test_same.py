@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -151,6 +152,19 @@ def test_the_axes_of_a_reduction_come_in_any_order():
 
     assert same(sum_over(0, 1), sum_over(1, 0)) and not same(sum_over(0, 1), sum_over(0, 2))
     assert not same(transposed(0, 2, 1), transposed(1, 0, 2))
+
+
+@pytest.mark.parametrize("parameter", ["name", "out_trees", "ft_in", "axes"])
+def test_a_primitive_of_a_user_has_parameters_of_its_own(parameter):
+    """Names that are labels of JAX's primitives may say what another one computes."""
+    choose = jax.extend.core.Primitive("reduce_by_choice")
+    choose.def_abstract_eval(lambda x, **params: x)
+
+    def equation(choice):
+        return jaxpr(lambda x: choose.bind(x, **{parameter: choice})).eqns[0]
+
+    assert same_equation(equation((0, 1)), equation((0, 1)))
+    assert not same_equation(equation((0, 1)), equation((1, 0)))
 
 
 def with_derivatives(by_jvp):

@@ -8,6 +8,7 @@ the same: a rule gets arrays.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,7 +50,15 @@ class Doubled(OperandsHook):
         two = np.asarray(2, x.dtype)[()]
         literal = Literal(two, jax.core.ShapedArray((), x.dtype))
         invars = [eqn.invars[0], literal]
-        return eqn.replace(primitive=lax.mul_p, invars=invars, params={}), [x, literal]
+        product = eqn.replace(primitive=lax.mul_p, invars=invars, params=_params())
+        return product, [x, literal]
+
+
+@functools.cache
+def _params() -> dict[str, Any]:
+    """Those of a product, which derivatives of it are asked for where it becomes dense."""
+    (product,) = jax.make_jaxpr(lax.mul)(1.0, 1.0).eqns
+    return product.params
 
 
 def _is_same(x: Any, y: Any) -> bool:
