@@ -1,6 +1,7 @@
 """``materialise="cheapest"``: what it chooses, and that results are the same."""
 
 import collections
+import functools
 import itertools
 import zlib
 
@@ -718,3 +719,24 @@ def test_an_error_tells_that_the_policy_is_that_of_the_type():
         jaxrewrite.MaterialisationError, match=r"here \(materialise='forbid'\)"
     ):
         jaxrewrite.transform(jnp.tanh, materialise="forbid")(v)
+
+
+def test_the_sum_of_a_matrix_and_itself_has_a_gradient_where_it_becomes_dense():
+    """It is a product with two by then, which has the parameters of any product."""
+    matrix = LowRank(random(0, 16, 3), random(1, 3, 16)) + Diagonal(random(2, 16))
+    x = random(3, 400, 16)
+
+    def loss(w, is_twice):
+        branches = (lambda w: x @ w, lambda w: x @ (w + w))
+        return jnp.sum(lax.switch(is_twice, branches, w))
+
+    def gradient(policy):
+        of_leaves = lambda leaves: transform(loss, materialise=policy)(build(leaves), 1)
+        return jax.grad(of_leaves)(leaves)
+
+    leaves, treedef = jax.tree.flatten(matrix)
+    build = functools.partial(jax.tree.unflatten, treedef)
+    dense = jax.grad(lambda leaves: loss(build(leaves).materialise(), 1))(leaves)
+    for policy in ("allow", "cheapest"):
+        for got, wanted in zip(gradient(policy), dense, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-2)
