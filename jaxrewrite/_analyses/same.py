@@ -43,7 +43,10 @@ _IGNORED = {
 
 # Axes of them come in the order in which they were written.
 _REDUCTIONS = frozenset(
-    "reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor".split()
+    {
+        *("reduce_and", "reduce_max", "reduce_min", "reduce_or"),
+        *("reduce_prod", "reduce_sum", "reduce_xor"),
+    }
 )
 
 
