@@ -50,8 +50,10 @@ class Call(NamedTuple):
     position among the operands of the equation, and ``paths`` has the parameter that it is
     given for, with the keys inside of that, as far as they are known. The equation has ``wanted`` of the function's
     results, which have ``names`` (`names_of`). ``levels`` are the axes of each `jax.vmap` that it was under, the
-    outermost first: 0 or ``None`` for each operand. Some results, ``same``, do not have these
-    axes, because they are the same for all elements.
+    outermost first: 0 or ``None`` for each operand, once its axes are permuted by the order that
+    ``fronts`` has for it. Some results, ``same``, do not have these axes, because they are the same for all
+    elements. The others have them in front if their axes are permuted by ``orders``, one for
+    each result that is wanted.
 
     Under `jax.jvp` the tangents of the operands ``moving`` come after all operands, and the
     tangents of the results after all results.
@@ -63,8 +65,10 @@ class Call(NamedTuple):
     wanted: tuple[int, ...]
     same: frozenset[int]
     names: tuple[Names, ...]
-    levels: tuple[tuple[int | None, ...], ...] = ()
-    moving: tuple[int, ...] = ()
+    orders: tuple[tuple[int, ...], ...]
+    levels: tuple[tuple[int | None, ...], ...]
+    fronts: tuple[tuple[int, ...], ...]
+    moving: tuple[int, ...]
 
 
 # --- static arguments ---------------------------------------------------------------------
@@ -443,17 +447,37 @@ def _tree(leaves: Sequence[tuple[tuple[Any, ...], Any]]) -> Any:
 _found = WeakCaches(64)
 
 
+# A product of two operands, one of which is mapped, may be one where the other is.
+_MOST_CALLS = 8
+
+
 def calls_of(
     called: Called,
     eqn: Any,
     domains: Mapping[str, Sequence[Any]],
     depth: int,
     counts: frozenset[int],
-) -> list[Call]:
+) -> Iterator[Call]:
     """The ways in which an equation is a call of a function, under so many `jax.vmap`.
 
     ``counts`` are the numbers of operands that the function may have, for calls under `jax.jvp`.
+    Others than the first are only looked for if there is one, when they are asked for.
     """
+    first = _known_calls(called, eqn, domains, depth, counts, most=1)
+    yield from first
+    if first and depth:
+        most = _MOST_CALLS
+        yield from _known_calls(called, eqn, domains, depth, counts, most)[1:]
+
+
+def _known_calls(
+    called: Called,
+    eqn: Any,
+    domains: Mapping[str, Sequence[Any]],
+    depth: int,
+    counts: frozenset[int],
+    most: int,
+) -> list[Call]:
     body = _compat.body_of(eqn)
     cache = _found.of(body)
     key = (
@@ -461,13 +485,15 @@ def calls_of(
         repr(sorted(domains.items())),
         depth,
         counts,
+        most,
         eqn.ctx,
         _compat.trace_context(),
     )
     kept = cache.get(key)
     # The function is kept with the calls, so that no other function gets its identity.
     if kept is None:
-        kept = called, list(_calls(called, eqn, body, domains, depth, counts))
+        found = _calls(called, eqn, body, domains, depth, counts)
+        kept = called, list(itertools.islice(found, most))
         cache.put(key, kept)
     return kept[1]
 
@@ -486,8 +512,8 @@ def _calls(
         return
     rank = max((len(aval.shape) for aval in avals), default=0)
     wanted = _compat.fingerprint(body)
-    # The names of results tell that `jax.vmap` has not acted. Then a stack is asked for element
-    # by element only if no rule takes the stack itself, with the same static arguments.
+    # Where `jax.vmap` has not acted, a stack is asked for element by element only if no rule
+    # takes the stack itself, with the same static arguments.
     combinations = list(_combinations(called, domains, rank))
     if depth and _compat.names_of_results(body) is not None:
         direct = calls_of(called, eqn, domains, 0, counts)
@@ -498,10 +524,32 @@ def _calls(
         nondefault = _without_defaults(called, statics)
         results = how.results_like(nondefault, avals, eqn, wanted, len(jaxpr.outvars))
         if results is not None:
-            levels = tuple(tuple(axes[i] for i in how.order) for axes in how.levels)
+            levels = tuple(
+                tuple(None if axes[i] is None else 0 for i in how.order)
+                for axes in how.levels
+            )
+            fronts = tuple(_front(how.levels, i, avals[i]) for i in how.order)
             items = tuple(statics.items())
-            yield Call(items, how.order, how.paths, *results, levels, how.moving)
-            return
+            yield Call(
+                items, how.order, how.paths, *results, levels, fronts, moving=how.moving
+            )
+
+
+def _front(levels: Sequence[Sequence[int | None]], i: int, aval: Any) -> tuple[int, ...]:
+    """The axes of an operand, those of `jax.vmap` first."""
+    rest = list(range(len(aval.shape)))
+    axes = [axes_of_level[i] for axes_of_level in levels]
+    first = [rest.pop(axis) for axis in axes if axis is not None]
+    return (*first, *rest)
+
+
+class _Results(NamedTuple):
+    """What a `Call` has of results."""
+
+    wanted: tuple[int, ...]
+    same: frozenset[int]
+    names: tuple[Names, ...]
+    orders: tuple[tuple[int, ...], ...]
 
 
 def _ways(
@@ -525,7 +573,10 @@ def _ways(
                     yield _Way(call, order, paths, (), moving)
         # What is left of a derivative may be the function, as of one that is linear. That is
         # rarely so, and not with many operands.
-    for levels in _levels(avals, depth, most=2 if is_of_derivative else 4):
+    # The names of results tell that `jax.vmap` has not acted.
+    is_anywhere = depth == 1 and _compat.names_of_results(body) is None
+    most = 2 if is_of_derivative else 4
+    for levels in _levels(avals, depth, most, is_anywhere):
         for order, paths, call in _callers(called, names, len(avals), statics):
             yield _Way(call, order, paths, levels, ())
 
@@ -543,28 +594,39 @@ def _moving(avals: Sequence[Any], count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _levels(
-    avals: Sequence[Any], depth: int, most: int
+    avals: Sequence[Any], depth: int, most: int, is_anywhere: bool = False
 ) -> Iterator[tuple[tuple[Any, ...], ...]]:
     """The axes that so many `jax.vmap` may have acted on.
 
-    Of more than ``most`` operands, it has acted on all.
+    Of more than ``most`` operands, it has acted on all. It has acted on the first axes; if
+    ``is_anywhere``, perhaps on the second ones, the third and so on, or the last ones.
     """
     if not depth:
         yield ()
         return
     count = len(avals)
     several = (
-        itertools.product((0, None), repeat=count) if count <= most else [(0,) * count]
+        list(itertools.product((True, False), repeat=count))
+        if count <= most
+        else [(True,) * count]
     )
-    for axes in several:
-        sizes = {
-            aval.shape[:1] for aval, axis in zip(avals, axes, strict=True) if axis == 0
-        }
-        if len(sizes) != 1 or sizes == {()}:
+    ranks = [len(aval.shape) for aval in avals]
+    others = [*range(1, max(ranks, default=0)), -1] if is_anywhere else []
+    seen = set()
+    for axis, is_mapped in itertools.product([0, *others], several):
+        axes = tuple(
+            (rank - 1 if axis < 0 else axis) if is_one else None
+            for rank, is_one in zip(ranks, is_mapped, strict=True)
+        )
+        mapped = [(aval, k) for aval, k in zip(avals, axes, strict=True) if k is not None]
+        if axes in seen or not all(0 <= k < len(aval.shape) for aval, k in mapped):
+            continue
+        seen.add(axes)
+        if len({aval.shape[k] for aval, k in mapped}) != 1:
             continue
         inner = [
-            aval if axis is None else _compat.without_leading_axis(aval, aval.shape[0])
-            for aval, axis in zip(avals, axes, strict=True)
+            aval if k is None else _compat.without_axis(aval, aval.shape[k], k)
+            for aval, k in zip(avals, axes, strict=True)
         ]
         for rest in _levels(inner, depth - 1, most):
             yield (axes, *rest)
@@ -586,11 +648,8 @@ class _Way(NamedTuple):
         eqn: Any,
         wanted: Any,
         count: int,
-    ) -> tuple[tuple[int, ...], frozenset[int], tuple[Names, ...]] | None:
-        """Which results the equation has, which are the same for all elements, and the names of all.
-
-        It is ``None`` if the equation calls something else.
-        """
+    ) -> _Results | None:
+        """The results of the equation, or ``None`` if it calls something else."""
 
         names: list[tuple[Names, ...]] = []
 
@@ -625,12 +684,11 @@ class _Way(NamedTuple):
         for kept_results, part in itertools.chain(complete, dropped):
             call = only_call(part, len(self.levels))
             while call is not None:
-                call_eqn, same = call
-                if _is_same(call_eqn, eqn, wanted):
-                    repeated = frozenset(kept_results[i] for i in same)
-                    return kept_results, repeated, names[-1]
-                inner, _ = _compat.open_jaxpr(_compat.body_of(call_eqn))
-                call = None if same else only_call(inner)
+                if _is_same(call.eqn, eqn, wanted):
+                    same = frozenset(kept_results[i] for i in call.same)
+                    return _Results(kept_results, same, names[-1], tuple(call.orders))
+                inner, _ = _compat.open_jaxpr(_compat.body_of(call.eqn))
+                call = only_call(inner) if call.is_whole else None
         return None
 
 

@@ -31,7 +31,7 @@ class Traced(NamedTuple):
         """The jaxprs of the functions of which this is a call, if it is one on its operands."""
         call = None if self.consts else only_call(self.jaxpr)
         while call is not None:
-            body = _compat.body_of(call[0])
+            body = _compat.body_of(call.eqn)
             yield body
             call = only_call(_compat.open_jaxpr(body)[0])
 
@@ -54,29 +54,52 @@ def traces_of(
             yield Traced(_compat.drop_dead_code(jaxpr), len(consts))
 
 
-def only_call(jaxpr: Any, depth: int = 0) -> tuple[Any, list[int]] | None:
+class OnlyCall(NamedTuple):
     """The call of which a jaxpr consists, on its operands.
 
-    ``depth`` is how often `jax.vmap` has acted. It repeats results that are the same for all
-    elements. Their positions come second.
+    `jax.vmap` repeats the results ``same``, which are the same for all elements. In others it
+    brings its axes to the front, by the permutation ``orders`` of the axes of each result.
     """
+
+    eqn: Any
+    same: list[int]
+    orders: list[tuple[int, ...]]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its results are those of the jaxpr."""
+        return not self.same and all(list(x) == sorted(x) for x in self.orders)
+
+
+def only_call(jaxpr: Any, depth: int = 0) -> OnlyCall | None:
+    """The call of which a jaxpr consists, after `jax.vmap` has acted on it ``depth`` times."""
     if not jaxpr.eqns:
         return None
     eqn, *rest = jaxpr.eqns
     if _compat.body_of(eqn) is None or list(eqn.invars) != list(jaxpr.invars):
         return None
-    repeated = {
-        other.outvars[0]: other.invars[0]
+    makers = {
+        other.outvars[0]: other
         for other in rest
-        if depth and other.primitive.name == "broadcast_in_dim"
+        if depth and other.primitive.name in ("broadcast_in_dim", "transpose")
     }
-    results = []
-    for var in jaxpr.outvars:
-        while type(var) is not _compat.Literal and var in repeated:
-            var = repeated[var]
-        results.append(var)
-    if len(repeated) < len(rest) or results != list(eqn.outvars):
+    if len(makers) < len(rest) or len(jaxpr.outvars) != len(eqn.outvars):
         return None
-    same = [i for i, x in enumerate(jaxpr.outvars) if x is not results[i]]
-    axes = {jaxpr.outvars[i].aval.ndim - results[i].aval.ndim for i in same}
-    return (eqn, same) if axes <= {depth} else None  # Some differ along one of the axes.
+    same, orders = [], []
+    for i, (result, var) in enumerate(zip(jaxpr.outvars, eqn.outvars, strict=True)):
+        made = result
+        order = tuple(range(len(result.aval.shape)))
+        while made is not var:
+            maker = None if type(made) is _compat.Literal else makers.get(made)
+            if maker is None:
+                return None
+            (made,) = maker.invars
+            if maker.primitive.name == "transpose":
+                order = tuple(maker.params["permutation"][k] for k in order)
+        orders.append(order)
+        repeats = len(order) - len(var.aval.shape)
+        if repeats not in (0, depth):
+            return None  # It is the same along some of the axes alone.
+        if repeats:
+            same.append(i)
+    return OnlyCall(eqn, same, orders)

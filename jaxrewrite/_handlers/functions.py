@@ -10,11 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
 from .._compat import Literal, Primitive
-from .._core.avals import avals_of, children, rule_children
+from .._core.avals import (
+    avals_of,
+    children,
+    is_annotation,
+    rule_children,
+    values_inside,
+)
 from .._core.rewrite import before_rules
 from .._core.rules import Declined, Failure, Rule, checks, is_of_a_library
 from .._core.settings import current_settings
@@ -65,7 +72,9 @@ def function_handler(site: Site, operands: list[Any]) -> Any:
             for call in calls_of(called, site.eqn, domains, depth, counts):
                 is_recognised = True
                 results = _apply(site, called, call, operands)
-                if results is not NotImplemented:
+                if results is NotImplemented:
+                    break
+                if results is not None:
                     return results
         if not is_recognised:
             _tell_of_rules(site, called, operands)
@@ -117,17 +126,55 @@ checks.append(_check_rule)
 
 
 def _apply(site: Site, called: Called, call: Call, operands: Sequence[Any]) -> Any:
-    """The results of the first rule that does not decline a call."""
+    """The results of the first rule that does not decline a call, or ``None`` if it asks none.
+
+    The rule sees the axes of `jax.vmap` in front, where some may be elsewhere in the program.
+    """
     inputs = [operands[i] for i in call.order]
+    orders = call.orders
+    if all(map(_is_sorted, (*call.fronts, *orders))):
+        return _apply_in_front(site, called, call, inputs)
+    if not all(map(_can_be_permuted, inputs, call.fronts)):
+        return None
+    inputs = [_permuted(site, *pair) for pair in zip(inputs, call.fronts, strict=True)]
+    # What the rule gives has its axes in front, and is no result of the equation yet.
+    scratch = site.scratch()
+    likes = [_permuted(scratch, *pair) for pair in zip(site.outvars, orders, strict=True)]
+    in_front = site.giving([_compat.Var(aval) for aval in avals_of(likes)])
+    results = _apply_in_front(in_front, called, call, inputs)
+    if results is None or results is NotImplemented:
+        return results
+    inverses = [tuple(map(order.index, range(len(order)))) for order in orders]
+    return [_permuted(site, *pair) for pair in zip(results, inverses, strict=True)]
+
+
+def _is_sorted(order: Sequence[int]) -> bool:
+    return list(order) == sorted(order)
+
+
+def _permuted(site: Site, x: Any, order: Sequence[int]) -> Any:
+    """An operand or result with its axes in another order."""
+    if _is_sorted(order):
+        return x
+    return site.call_on_arrays(lambda x: [lax.transpose(x, order)], [x])[0]
+
+
+def _can_be_permuted(x: Any, order: Sequence[int]) -> bool:
+    """Whether an operand is no value with structure, which is along axes of its own."""
+    is_structured = is_value(x) and not (is_annotation(x) and not [*values_inside(x)])
+    return _is_sorted(order) or not is_structured
+
+
+def _apply_in_front(site: Site, called: Called, call: Call, inputs: Sequence[Any]) -> Any:
     split = _split(site, inputs, call)
     if split is None:
-        return NotImplemented
+        return None
     inputs, elements = split
     count = len(inputs) - len(call.moving)
     if not all(map(_can_move, (elements[i] for i in call.moving))) or any(
         map(is_value, elements[count:])
     ):
-        return NotImplemented
+        return None
     # In reports and errors the equation has the name of the function.
     site = site._replace(eqn=site.eqn.replace(primitive=called))
     flat = Flat.of(inputs, site.context)
@@ -155,7 +202,7 @@ def _apply(site: Site, called: Called, call: Call, operands: Sequence[Any]) -> A
         ]
         record.declined += [x for x in declined if x not in record.declined]
     if choice.result is NotImplemented:
-        return NotImplemented
+        return None if unasked.issuperset(choice.results) else NotImplemented
     return site.inline_trace(choice.result, flat, inputs)
 
 

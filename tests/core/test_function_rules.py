@@ -14,6 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped
 
 import jaxrewrite
 from jaxrewrite import materialise
+from jaxrewrite.values import Unitful
 
 
 class Twice(jaxrewrite.ArrayValue):
@@ -311,6 +312,53 @@ def test_a_result_without_a_batch_axis(rules, asked):
     # A result that has one of the two axes.
     both = jax.vmap(jax.vmap(pair, (0, None)), (None, 0))
     check(rules, both, V, X, policy="allow")
+
+
+@pytest.mark.parametrize("out_axes", [0, -1])
+@pytest.mark.parametrize("axis, depth", [(0, 1), (1, 1), (-1, 1), (0, 2)])
+def test_axes_of_a_stack_may_be_anywhere(rules, asked, axis, out_axes, depth):
+    """JAX puts the axis of a result where that of the second operand is in a product."""
+
+    @jax.jit
+    def product(w, x):
+        return 2 * (w @ x), x.T
+
+    @rules.register(product)
+    def _(w: Twice, x: Float[Array, "n m"]):
+        asked.append(x.shape)
+        return 4 * (w.half @ x), x.T
+
+    stack = jnp.stack([X[:, :2] + k for k in range(4)], axis=axis)
+    fn = jax.vmap(product, (None, axis), out_axes)
+    if depth == 2:
+        stack, fn = jnp.stack([stack, -stack]), jax.vmap(fn, (None, 0))
+    check(rules, fn, V, stack)
+    assert asked == [(3, 2)]
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_annotations_have_the_axis_of_a_stack_anywhere(axis):
+    stack = jnp.moveaxis(jnp.stack([X, X + 1]), 0, axis)
+    fn = jax.vmap(jnp.linalg.det, axis)
+    result = jaxrewrite.transform(fn)(Unitful(stack, "m"))
+    assert result.units == Unitful(1.0, "m^3").units
+    np.testing.assert_allclose(result.array, fn(stack), rtol=1e-4)
+
+
+def test_a_rule_gives_stacks_of_values_for_any_axis(rules, asked):
+    product = jax.jit(jnp.matmul)
+
+    @rules.register(product)
+    def _(x: Unitful, y: Float[Array, "n m"]):
+        asked.append(y.shape)
+        return Unitful(x.array @ y, x.units)
+
+    stack = jnp.stack([X[:, :2], X[:, 1:]], axis=1)
+    fn = jax.vmap(product, (None, 1), out_axes=2)
+    result = jaxrewrite.transform(fn, rules=rules)(Unitful(X, "m"), stack)
+    assert asked == [(3, 2)]
+    assert result.units == Unitful(1.0, "m").units
+    np.testing.assert_allclose(result.array, fn(X, stack), rtol=1e-5)
 
 
 # --- under jax.jvp and jax.grad in the program -----------------------------------------
