@@ -167,7 +167,7 @@ def locate_leaf(axes: Axes, field: str, leaf: Any, ndim: int) -> list[LeafAxis] 
 
 def shape_of(leaf: Any) -> tuple[int, ...]:
     """The shape of an array, a number, a value, or a struct in place of a leaf."""
-    return tuple(leaf.shape) if hasattr(leaf, "shape") else np.shape(leaf)
+    return np.shape(leaf)
 
 
 def misfit(value: Value, field: str, leaf: Any) -> str:

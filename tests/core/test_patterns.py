@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from typing import Literal
 
@@ -1048,6 +1049,13 @@ BAD["computes with a number"][1].__annotations__["eps"] = float
 @pytest.mark.parametrize("name", BAD)
 def test_bad_patterns(name):
     refused(*BAD[name])
+
+
+def test_the_line_that_a_pattern_cannot_pass_is_named():
+    with pytest.raises(TypeError, match="can't be traced at any") as caught:
+        transform(jnp.sin, rules=table((lambda x: x.nothing, unary)))(X)
+    notes = "".join(caught.value.__cause__.__notes__)
+    assert re.search(r"raised at .*test_patterns\.py:\d+", notes)
 
 
 def test_a_bad_pattern_is_refused_each_time():

@@ -191,6 +191,18 @@ def test_a_sum_of_all_over_the_number_of_steps_is_no_mean_of_all():
     assert found(fn, normal(0, 6, 2)) == ["accumulated_results"]
 
 
+def test_means_of_sixteen_bits_are_summed_in_more():
+    """They are rounded after the division, and sums of this dtype before it."""
+
+    def fn(x):
+        y = lax.scan(pair, jnp.ones(2, x.dtype), x)[1]
+        return y[0].mean(0), y[1].mean()
+
+    x = normal(0, 6, 2).astype("bfloat16")
+    assert found(fn, x) == ["accumulated_results"]
+    assert_same(jaxrewrite.transform(fn, rules=rules)(x), fn(x), 1e-2)
+
+
 def test_the_same_body_with_other_operands():
     """Two scans of one body differ in which of the closed-over arrays is the carry, too."""
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jaxtyping import Array, Float
 from reference import CASES
 from wrong_types import Diagonal
@@ -16,6 +17,7 @@ from wrong_types import Diagonal
 import jaxrewrite
 from jaxrewrite import ArrayValue, testing, values
 from jaxrewrite.testing import Checked, Skipped, check_value, numbers
+from jaxrewrite.testing._compare import Program, mapped_inside
 from jaxrewrite.testing._culprits import Culprits
 from jaxrewrite.testing._more_programs import more_programs, programs_on_two
 from jaxrewrite.testing._oracle import tolerance_of
@@ -23,6 +25,20 @@ from jaxrewrite.testing._programs import programs
 from jaxrewrite.testing._registered import rules_that_name
 from jaxrewrite.testing._value import _Wanted
 from jaxrewrite.testing._variants import variants
+
+
+def test_arrays_beside_a_value_are_mapped_and_truth_values_are_not():
+    """A truth value that is mapped would make a branch a choice."""
+
+    def choose(is_first, v, x):
+        return lax.cond(is_first, lambda: v.materialise() + x, lambda: x)
+
+    v = Diagonal(jnp.arange(1.0, 4.0))
+    program = Program("cond", choose, [jnp.array(True), v, jnp.ones((3, 3))])
+    mapped = mapped_inside(program, {id(v): None})
+    is_first, same, stack = mapped.operands
+    assert (is_first.ndim, same is v, stack.ndim) == (0, True, 3)
+    np.testing.assert_allclose(mapped.fn(*mapped.operands), stack + v.materialise())
 
 
 class Scaled(ArrayValue):

@@ -79,6 +79,14 @@ def test_sums_of_exponentials_have_tangents_beside_missing_neighbours(reverse):
     np.testing.assert_allclose(tangent[finite], 1, rtol=1e-6)
 
 
+def test_sums_of_exponentials_of_complex_numbers_leave_out_what_is_missing():
+    array = jnp.array([1.0, 2.0j, 3.0, 1 + 1j], "complex64")
+    mask = jnp.array([False, True, False, False])
+    fn = lambda x: lax.cumlogsumexp(x, axis=0)
+    found = forbid(fn)(Masked(array, mask)).array[~mask]
+    np.testing.assert_allclose(found, fn(array[~mask]), rtol=1e-5)
+
+
 def test_a_backward_rule_gives_missing_entries_no_gradient():
     """The rule spreads the cotangent of a sum over all rows, and knows of no mask."""
 

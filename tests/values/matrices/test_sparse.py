@@ -571,6 +571,13 @@ def test_a_solve_without_rows(batch, format):
     assert solve(v, jnp.zeros((*batch, 0, 2))).shape == (*batch, 0, 2)
 
 
+def test_a_product_with_a_matrix_without_entries():
+    empty = Sparse.from_dense(jnp.zeros((2, 3)), nse=0)
+    full = Sparse.from_dense(jnp.ones((3, 4)))
+    for product in (empty.multiplied(full), full.mT.multiplied(empty.mT).mT):
+        assert_same(product, jnp.zeros((2, 4)))
+
+
 MOVES = {
     "rev": lambda v: jnp.flip(v, (-1, -2)),
     "concatenate": lambda v: jnp.concatenate([v, v], -1),

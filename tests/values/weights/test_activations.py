@@ -521,6 +521,15 @@ def test_a_range_for_two_directions_is_for_neither(bulk):
     np.testing.assert_allclose(x @ both, x @ v.materialise(), rtol=1e-5, atol=1e-5)
 
 
+def test_a_range_for_one_axis_is_not_for_a_product_that_sums_two(bulk):
+    v, x = Quantised.quantise(normal(2, 3, 4)), normal(5, 2, 3)
+    one = dataclasses.replace(
+        v, activations="static", activation_range=jnp.ones((2, 1, 1)) / 9
+    )
+    want = jnp.tensordot(x, v.materialise())
+    np.testing.assert_allclose(forbid(jnp.tensordot)(x, one), want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("other", [None, "dynamic"])
 def test_weights_that_round_in_different_ways_are_joined(other, bulk):
     v, x = static(weight(normal(8, 4), 8, None), 1.0), normal(5, 8, seed=1)
