@@ -6,7 +6,9 @@ See `Extending the library <../extending.rst>`_.
 
 from __future__ import annotations
 
+import contextlib as _contextlib
 import typing as _typing
+from collections.abc import Iterator as _Iterator
 
 from ._core import hooks as _hooks
 from ._core.dead_code import DataFlow as DataFlow, live_equations as live_equations
@@ -19,6 +21,10 @@ from ._core.hooks import (
     StagingHook as StagingHook,
 )
 from ._core.rules import add_entry as add_entry
+from ._core.settings import (
+    current_settings as _current_settings,
+    use_settings as _use_settings,
+)
 from ._joins.zeros import Zeros as Zeros
 from ._warn import warn_from_rule as warn_from_rule
 
@@ -60,6 +66,32 @@ def unregister(registered: Pass | ClassHook | StagingHook | type[OperandsHook]) 
     for known in lists:
         if registered in known:
             known.remove(registered)
+
+
+@_contextlib.contextmanager
+def unrecorded() -> _Iterator[None]:
+    """Keep what a rule only tries, and computes no result from, out of the reports of `explain`.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.extend import unrecorded
+    >>> class Scaled(jaxrewrite.ArrayValue):
+    ...     x: jax.Array
+    ...     def materialise(self):
+    ...         return 2 * self.x
+    >>> @jaxrewrite.register("cumsum")
+    ... def _(v: Scaled, *, axis, **params):
+    ...     with unrecorded():
+    ...         total = jaxrewrite.transform(lambda v: v.sum(axis))
+    ...         size = jax.eval_shape(total, v).size
+    ...     return Scaled(jax.lax.cumsum(v.x, axis, **params)) if size else NotImplemented
+    >>> report = jaxrewrite.explain(jnp.cumsum)(Scaled(jnp.ones(3)))
+    >>> [step.primitive for step in report.steps]
+    ['jit', 'cumsum']
+    """
+    with _use_settings(_current_settings()._replace(recorder=None)):
+        yield
 
 
 def _check(caller: str, given: object, protocol: type, is_class: bool = False) -> None:

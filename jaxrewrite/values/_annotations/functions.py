@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxrewrite
+from jaxrewrite.extend import unrecorded
 
 from .._base.structured import fields_of, is_value
 from .declaration import Annotated, annotation_rule, like
@@ -44,7 +45,9 @@ def _call(*operands: Any, primitive: Any, **params: Any) -> Any:
         return NotImplemented
     arrays = [x._with_array(like(x)) if is_outer else like(x) for x, is_outer in pairs]
     function = functools.partial(jaxrewrite.bind, primitive, **params)
-    outside = jax.eval_shape(function, *arrays)
+    # What no result is computed from is no step of the program, either.
+    with unrecorded():
+        outside = jax.eval_shape(function, *arrays)
     loses_all = not any(isinstance(x, Annotated) for x in outside)
     if loses_all and any(isinstance(x.array, Annotated) for x in annotated):
         return NotImplemented

@@ -19,6 +19,7 @@ from jaxtyping import Array, ArrayLike, Bool
 
 import jaxrewrite
 from jaxrewrite import _compat
+from jaxrewrite.extend import unrecorded
 from jaxrewrite.primitives import BINARY, UNARY
 
 from .._base import in_blocks
@@ -384,7 +385,8 @@ def _spread_around(
         return NotImplemented
     options = {"axis": axis, "keepdims": keepdims, "correction": array_of(correction)}
     apply = jaxrewrite.transform(functools.partial(getattr(jnp, primitive.name), **options))
-    of_array = apply(x._with_array(jnp.zeros(x.shape, x.dtype)))
+    with unrecorded():
+        of_array = jax.eval_shape(apply, x._with_array(like(x)))
     inside = apply(x.array)
     return of_array._with_array(inside) if isinstance(of_array, type(x)) else inside
 

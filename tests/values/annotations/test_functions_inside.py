@@ -183,3 +183,10 @@ def test_derivatives_of_signs_and_steps_of_quantities():
     step = jax.grad(lambda x, at_zero: jnp.sum(jnp.heaviside(x, at_zero)), argnums=1)
     result = jaxrewrite.transform(step)(Unitful(D - 1, "m"), Unitful(D, "s"))
     np.testing.assert_array_equal(result, [1.0, 0.0, 0.0])
+
+
+def test_a_report_has_what_is_inside_alone():
+    """What the result carries is found out on no numbers, by equations of no result."""
+    report = jaxrewrite.explain(jnp.linalg.det)(Tagged(METRES, "a"))
+    found = [(step.decision, step.rule.name) for step in report.steps]
+    assert found == [("rule", "_call"), ("rule", "_determinant")]
