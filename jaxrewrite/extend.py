@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib as _contextlib
 import typing as _typing
-from collections.abc import Iterator as _Iterator
+from collections import abc as _abc
 
-from ._core import hooks as _hooks
+from ._core import hooks as _hooks, settings as _settings
 from ._core.dead_code import DataFlow as DataFlow, live_equations as live_equations
 from ._core.hooks import (
     ALL_PRIMITIVES as ALL_PRIMITIVES,
@@ -21,10 +21,6 @@ from ._core.hooks import (
     StagingHook as StagingHook,
 )
 from ._core.rules import add_entry as add_entry
-from ._core.settings import (
-    current_settings as _current_settings,
-    use_settings as _use_settings,
-)
 from ._joins.zeros import Zeros as Zeros
 from ._warn import warn_from_rule as warn_from_rule
 
@@ -69,7 +65,7 @@ def unregister(registered: Pass | ClassHook | StagingHook | type[OperandsHook]) 
 
 
 @_contextlib.contextmanager
-def unrecorded() -> _Iterator[None]:
+def unrecorded() -> _abc.Iterator[None]:
     """Keep what a rule only tries, and computes no result from, out of the reports of `explain`.
 
     Examples
@@ -90,7 +86,8 @@ def unrecorded() -> _Iterator[None]:
     >>> [step.primitive for step in report.steps]
     ['jit', 'cumsum']
     """
-    with _use_settings(_current_settings()._replace(recorder=None)):
+    settings = _settings.current_settings()
+    with _settings.use_settings(settings._replace(recorder=None)):
         yield
 
 
