@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -54,6 +54,10 @@ def traces_of(
             yield Traced(_compat.drop_dead_code(jaxpr), len(consts))
 
 
+def is_increasing(order: Sequence[int]) -> bool:
+    return list(order) == sorted(order)
+
+
 class OnlyCall(NamedTuple):
     """The call of which a jaxpr consists, on its operands.
 
@@ -68,7 +72,7 @@ class OnlyCall(NamedTuple):
     @property
     def is_whole(self) -> bool:
         """Whether its results are those of the jaxpr."""
-        return not self.same and all(list(x) == sorted(x) for x in self.orders)
+        return not self.same and all(map(is_increasing, self.orders))
 
 
 def only_call(jaxpr: Any, depth: int = 0) -> OnlyCall | None:
@@ -100,6 +104,8 @@ def only_call(jaxpr: Any, depth: int = 0) -> OnlyCall | None:
         repeats = len(order) - len(var.aval.shape)
         if repeats not in (0, depth):
             return None  # It is the same along some of the axes alone.
+        if not is_increasing(order[depth:]):
+            return None  # It is transposed, too.
         if repeats:
             same.append(i)
     return OnlyCall(eqn, same, orders)

@@ -42,6 +42,7 @@ from .._functions.recognise import (
     statics_for,
     takes_operands,
 )
+from .._functions.traced import is_increasing
 from .derivatives import can_be_lifted, confinement, derivative, lift
 from .outward import BY_LOGARITHMS, by_turned_operands
 from .stacking import element, element_like, in_slices, stacked_where
@@ -132,7 +133,7 @@ def _apply(site: Site, called: Called, call: Call, operands: Sequence[Any]) -> A
     """
     inputs = [operands[i] for i in call.order]
     orders = call.orders
-    if all(map(_is_sorted, (*call.fronts, *orders))):
+    if all(map(is_increasing, (*call.fronts, *orders))):
         return _apply_in_front(site, called, call, inputs)
     if not all(map(_can_be_permuted, inputs, call.fronts)):
         return None
@@ -148,13 +149,9 @@ def _apply(site: Site, called: Called, call: Call, operands: Sequence[Any]) -> A
     return [_permuted(site, *pair) for pair in zip(results, inverses, strict=True)]
 
 
-def _is_sorted(order: Sequence[int]) -> bool:
-    return list(order) == sorted(order)
-
-
 def _permuted(site: Site, x: Any, order: Sequence[int]) -> Any:
     """An operand or result with its axes in another order."""
-    if _is_sorted(order):
+    if is_increasing(order):
         return x
     return site.call_on_arrays(lambda x: [lax.transpose(x, order)], [x])[0]
 
@@ -162,10 +159,11 @@ def _permuted(site: Site, x: Any, order: Sequence[int]) -> Any:
 def _can_be_permuted(x: Any, order: Sequence[int]) -> bool:
     """Whether an operand is no value with structure, which is along axes of its own."""
     is_structured = is_value(x) and not (is_annotation(x) and not [*values_inside(x)])
-    return _is_sorted(order) or not is_structured
+    return is_increasing(order) or not is_structured
 
 
 def _apply_in_front(site: Site, called: Called, call: Call, inputs: Sequence[Any]) -> Any:
+    """`_apply` for operands and results with the axes of `jax.vmap` in front."""
     split = _split(site, inputs, call)
     if split is None:
         return None
