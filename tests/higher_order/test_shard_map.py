@@ -974,6 +974,17 @@ def test_masks_vary_as_what_is_masked(mesh):
     assert_same([x.filled(jnp.nan) for x in got], list(fn(X)), 1e-6)
 
 
+def test_a_carry_that_becomes_dense_stays_split_as_it_begins():
+    """The product with a diagonal matrix is one, whose leaf is whole."""
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(AxisType.Explicit,))
+    fn = lambda v, x: lax.fori_loop(0, 2, lambda i, x: v * x, x)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, P("i"))
+        got = transform(fn, materialise="allow")(values.Diagonal(X[0]), x)
+    assert jax.typeof(got).sharding.spec == P("i", None)
+    np.testing.assert_allclose(got, np.diag(X[0] ** 2 * jnp.diag(X)), rtol=1e-6)
+
+
 def test_a_carry_stays_split_as_it_begins():
     """On explicit axes that is part of its type. A rule may leave its result whole."""
     mesh = jax.make_mesh((8,), ("i",), axis_types=(AxisType.Explicit,))

@@ -20,7 +20,7 @@ from jaxrewrite.testing import Checked, Skipped, check_value, numbers
 from jaxrewrite.testing._compare import Program, mapped_inside
 from jaxrewrite.testing._culprits import Culprits
 from jaxrewrite.testing._more_programs import more_programs, programs_on_two
-from jaxrewrite.testing._oracle import tolerance_of
+from jaxrewrite.testing._oracle import own_stack, tolerance_of
 from jaxrewrite.testing._programs import programs
 from jaxrewrite.testing._registered import rules_that_name
 from jaxrewrite.testing._value import _Wanted
@@ -645,6 +645,11 @@ def test_an_error_as_a_program_runs_is_told_by_name():
 def test_programs_wait_for_an_aval():
     with pytest.raises(AssertionError, match="WrongAval: 1 of 4 checks"):
         check_value(WrongAval(x), skip=["stack", "tangents"])
+
+
+def test_a_stack_may_have_one_number_for_all_entries():
+    stack = own_stack(Scaled(x, jnp.float32(2)))
+    assert (stack.x.shape, stack.factor.shape) == ((2, 3), ())
 
 
 # --- types that refuse ------------------------------------------------------------------------

@@ -707,6 +707,19 @@ class Factors(ArrayValue):
         return tuple(Factors(v.a[:, :rank], v.b[:rank]) for v in (self, other))
 
 
+class OverLength(ArrayValue):
+    """A part of it is not made of a part of its leaf, as its axes say."""
+
+    x: jax.Array
+    axes = {"x": "... i"}
+
+    def materialise(self):
+        return self.x / self.x.shape[-1]
+
+
+WRONG["axes, for a part"] = Wrong(OverLength(D), "OverLength.axes", "axes")
+
+
 @a_method("leaf_specs", "shards", X)
 class Reversed(Plain):
     def materialise(self):

@@ -504,6 +504,19 @@ def test_no_type_has_to_know_its_transpose(cls, name):
     np.testing.assert_allclose(jaxrewrite.materialise(got), fn(v.materialise()), rtol=1e-6)
 
 
+def test_a_derived_transpose_of_integers_is_multiplied_dense():
+    """JAX transposes no product of integers."""
+
+    class Multiplied(Sums):
+        def apply(self, x, axis, precision=None):
+            product = jnp.tensordot(self.materialise(), x, (1, axis))
+            return jnp.moveaxis(product, 0, axis)
+
+    v = Multiplied(jnp.array([2, 3, 5]))
+    got = jaxrewrite.transform(lambda v: v.T @ jnp.arange(1, 4), materialise="allow")(v)
+    np.testing.assert_array_equal(got, [12, 15, 15])
+
+
 class Sided(Sums):
     """Its methods use what arrays have and values have not."""
 

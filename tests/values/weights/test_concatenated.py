@@ -71,6 +71,20 @@ def test_a_row_in_the_middle_of_the_last_part_is_that_row():
     np.testing.assert_allclose(row, v.materialise()[3:4], 1e-6)
 
 
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda v, i: jax.vmap(lambda i: lax.dynamic_slice_in_dim(v, i, 2))(i),
+        lambda v, i: jnp.take(v, i, axis=0, mode="fill"),
+    ],
+    ids=["pairs of rows", "rows beyond"],
+)
+def test_rows_that_no_single_part_has_are_those_of_the_array(look_up):
+    v, i = Concatenated((normal(2, 3), normal(1, 3)), -2), jnp.array([0, 1, 5])
+    got = jaxrewrite.transform(look_up, materialise="allow")(v, i)
+    assert_same(got, look_up(v.materialise(), i))
+
+
 def test_axes_of_length_one_come_and_go_around_the_parts():
     deep = tuple(Quantised.quantise(normal(1, 2, n, 1)) for n in (4, 5))
     fewer = jaxrewrite.transform(lambda v: lax.squeeze(v, (0, 3)), materialise="forbid")
@@ -206,6 +220,12 @@ def test_sums_of_integers_are_exact():
     np.testing.assert_array_equal(got, product(v.materialise(), x))
     got = jaxrewrite.transform(lambda v: v.T @ v, materialise="forbid")(v)
     np.testing.assert_array_equal(got, v.materialise().T @ v.materialise())
+
+
+def test_sums_over_parts_are_rounded_once():
+    parts = (jnp.full((1, 1), n, jnp.bfloat16) for n in (256, 1, 1))  # 257 is none of bfloat16.
+    product = jaxrewrite.transform(lambda v: jnp.ones(3, v.dtype) @ v, materialise="forbid")
+    assert float(product(Concatenated(tuple(parts), -2))[0]) == 258
 
 
 def test_what_is_no_concatenation_is_refused():

@@ -227,6 +227,12 @@ def test_weights_that_are_not_finite_show():
     assert np.isfinite(np.asarray(fake(w)))[:, 3].all()
 
 
+def test_each_weight_of_a_stack_that_leaves_vmap_has_its_own_range():
+    w = normal(2, 3, 4) * jnp.array([1.0, 3.0])[:, None, None]
+    stack = jax.vmap(lambda w: FakeQuantised(w, 4))(w)
+    assert_same(stack.materialise(), by_hand(w, 4, (1, 2)))
+
+
 def test_devices_share_axes_that_no_block_lies_along():
     v = FakeQuantised(normal(4, 6), 8, block=(1, 3))
     assert v.leaf_specs(PartitionSpec("x")).w == PartitionSpec("x")
