@@ -145,7 +145,8 @@ def together(site: Site, operands: Sequence[Any]) -> Any:
     """
     structures = list(map(structure_of, operands))
     shown = operands
-    if any(structure != structures[0] for structure in structures):
+    first, *others = structures
+    if any(structure != first for structure in others):
         written = site.builder.analysis(Written)
         shown = [with_zeros(written, x) for x in operands]
     structure = join_all(site, list(map(structure_of, shown)))

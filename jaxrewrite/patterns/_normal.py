@@ -103,8 +103,9 @@ def _has_values(low: LowRank) -> bool:
 
 
 def _diagonal_plus(low: LowRank, d: Any) -> Any:
-    u, v = (low.a, low.b.T) if low.rows == (-2,) else (low.b.T, low.a)
-    # This is u @ v.T, as the factorisation reads it: its symmetric part, p @ p.T - q @ q.T.
+    u, v = low.a, low.b.T
+    # The factorisation reads the symmetric part of u @ v.T, or of its transpose, which has the same:
+    # p @ p.T - q @ q.T.
     p, q = (u + v) / 2, (u - v) / 2
     both, signed = jnp.concatenate([p, q], 1), jnp.concatenate([p, -q], 1)
     is_definite = functools.partial(is_positive_definite, d, p, q)

@@ -311,6 +311,7 @@ def of_a_number(x, *, axis: Axis):
     [
         (along_the_last, Array, X, (0, 1)),  # No trace for several axes, or for all.
         (of_one_or_several, Float[Array, "n m"], X, (0, 1, (0, 1))),
+        (of_one_or_several, Float[Array, "n m k"], X[None], ((0, 2),)),
         (of_a_number, Float[Array, ""], X[0, 0], (None,)),
     ],
 )
@@ -783,6 +784,14 @@ def test_a_match_reaches_through_calls_that_return_what_they_get():
     assert sorted(found) == ["<lambda>", "before"]
     # A rule that declines leaves the equations.
     assert answers(fn, table((before, lambda x: NotImplemented)), X) == []
+
+
+def test_a_match_reaches_out_of_calls_within_calls():
+    inner = jax.jit(lambda y: jnp.tanh(y))
+    outer = jax.jit(lambda y: inner(y) + 1)
+    before = lambda x: jnp.tanh(jnp.arctan(x))  # noqa: E731
+    rules = table((before, before))
+    assert answers(lambda x: outer(jnp.arctan(x)), rules, X) == ["<lambda>"]
 
 
 def test_what_a_match_makes_is_no_operand_of_it():

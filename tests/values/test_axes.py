@@ -542,6 +542,18 @@ def test_a_part_with_a_leaf_that_is_repeated_along_its_axes_is_written_dense():
     testing.assert_same(written, write(v.materialise(), part.materialise()))
 
 
+@pytest.mark.filterwarnings("ignore::jaxrewrite.MaterialisationWarning")
+def test_a_part_in_other_blocks_along_one_of_its_axes_is_written_dense():
+    """Its rows share a scale, which the rows of the array may have each. Three blocks are not two."""
+    v, part = (
+        Blocks(numbers((4, 6)), numbers((4, 2))),
+        Blocks(numbers((2, 6)), numbers((1, 3))),
+    )
+    write = lambda x, part: lax.dynamic_update_slice(x, part, (INDEX[0], 0))
+    written = jaxrewrite.transform(write)(v, part)
+    testing.assert_same(written, write(v.materialise(), part.materialise()))
+
+
 def test_a_part_that_would_reach_beyond_the_end_is_written_at_the_end():
     v, part = Digits(numbers((5, 2))), Digits(numbers((2, 2)))
     write = lambda x, part: lax.dynamic_update_slice(x, part, (jnp.int32(4),))

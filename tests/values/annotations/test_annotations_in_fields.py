@@ -288,7 +288,9 @@ def test_the_policy_is_asked_for_a_structure_around_a_mask():
         allow(lambda v: v.sum())(around)
 
 
-@pytest.mark.parametrize("columns", [masked(SQUARE[:, :2]), SQUARE[:, :2]], ids=["both", "one"])
+@pytest.mark.parametrize(
+    "columns", [masked(SQUARE[:, :2]), SQUARE[:, :2]], ids=["both", "one"]
+)
 def test_branches_with_masks_inside_have_the_mask_of_the_one_that_is_taken(columns):
     """Factors with more columns would be padded with zeros, which are there."""
     one = LowRank(masked(SQUARE[:, :1]), SQUARE[:1])

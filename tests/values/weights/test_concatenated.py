@@ -223,7 +223,8 @@ def test_sums_of_integers_are_exact():
 
 
 def test_sums_over_parts_are_rounded_once():
-    parts = (jnp.full((1, 1), n, jnp.bfloat16) for n in (256, 1, 1))  # 257 is none of bfloat16.
+    """257 is no number of bfloat16."""
+    parts = (jnp.full((1, 1), n, jnp.bfloat16) for n in (256, 1, 1))
     product = jaxrewrite.transform(lambda v: jnp.ones(3, v.dtype) @ v, materialise="forbid")
     assert float(product(Concatenated(tuple(parts), -2))[0]) == 258
 
