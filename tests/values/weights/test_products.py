@@ -423,8 +423,9 @@ def test_blocks_and_what_is_left_over_count_with_any_integers(blocks):
 
 
 def test_blocks_that_fit_neither_the_length_nor_the_runs_are_large():
-    """They had one row each."""
+    """They had one row each. Of runs that are shorter they are whole ones."""
     assert block_for((3 * 1009, 4096), [(3, 4096)], 16) == Block(0, 2**20 // 4096)
+    assert block_for((12 * 1009, 4096), [(1009, 1)], 16) == Block(0, 12 * 21)
 
 
 def test_a_block_of_one_long_row_is_a_block():
