@@ -794,6 +794,13 @@ def test_a_match_reaches_out_of_calls_within_calls():
     assert answers(lambda x: outer(jnp.arctan(x)), rules, X) == ["<lambda>"]
 
 
+def test_what_a_match_makes_twice_is_made_once_where_its_rule_declines():
+    before = lambda y: jnp.exp(y) * jnp.tanh(jnp.exp(y))  # noqa: E731
+    rules = table((before, lambda y: NotImplemented))
+    program = make_jaxpr(before, rules=rules)(X)
+    assert [eqn.primitive.name for eqn in program.eqns] == ["exp", "tanh", "mul"]
+
+
 def test_what_a_match_makes_is_no_operand_of_it():
     before = lambda x, y: jnp.arctan(x) * jnp.tanh(y)  # noqa: E731
 
