@@ -44,8 +44,10 @@ def _is_declined(node: ast.AST) -> bool:
     )
 
 
+# What no longer runs stays written: a function with fewer variables of the one around it could
+# not take the place of the function without the defect.
 def _skip_decline(node: Any) -> None:
-    node.test = ast.Constant(False)
+    node.test = ast.BoolOp(ast.And(), [ast.Constant(False), node.test])
 
 
 def _exchange(node: Any) -> None:
@@ -57,7 +59,7 @@ def _exchange_arguments(node: Any) -> None:
 
 
 def _drop_right(node: Any) -> None:
-    node.right = ast.Constant(0)
+    node.right = ast.IfExp(ast.Constant(False), node.right, ast.Constant(0))
 
 
 def _other_axis(node: Any) -> None:

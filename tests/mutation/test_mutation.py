@@ -2,10 +2,20 @@
 
 import ast
 import gc
+import itertools
 
 import pytest
 
-from mutation.__main__ import PACKAGE, Met, Record, Runs, _relevant, key_of, known_survivors
+from mutation.__main__ import (
+    PACKAGE,
+    Met,
+    Record,
+    Runs,
+    _codes,
+    _relevant,
+    key_of,
+    known_survivors,
+)
 from mutation.plant import defects, planted
 
 
@@ -15,8 +25,12 @@ SIGN = -SIZE
 @decorated(lambda f: f - SIGN)
 def outer(f):
     def inner(x):
+        if f is None:
+            return NotImplemented
         return jnp.subtract(x, f(x)) + jnp.maximum(x, f(x))
-    return inner
+    def other(x):
+        return x - f(x)
+    return inner, other
 
 def rule(x, y, axis):
     if x.ndim != 2:
@@ -34,13 +48,13 @@ def rule(x, y, axis):
 @pytest.mark.parametrize(
     "kind, line",
     [
-        ("skipped decline", "if False:"),
+        ("skipped decline", "if False and x.ndim != 2:"),
         ("wrong entry", "if x.shape[1] < 3:"),
         ("other bound", "if x.shape[0] <= 3:"),
         ("negated condition", "if not x.shape[0] < 3:"),
         ("exchanged operands", "return y @ x - y"),
         ("exchanged operands", "return y - x @ y"),
-        ("dropped term", "return x @ y - 0"),
+        ("dropped term", "return x @ y - (y if False else 0)"),
         ("wrong axis", "return jnp.sum(x, axis=-2)"),
         ("exchanged arguments", "return jnp.subtract(f(x), x) + jnp.maximum(x, f(x))"),
     ],
@@ -50,6 +64,16 @@ def test_defects_that_are_planted(kind, line):
     texts = [ast.unparse(planted(SOURCE, defect)) for defect in found]
     assert any(line in text for text in texts), texts
     assert all(text != ast.unparse(ast.parse(SOURCE)) for text in texts)
+
+
+def test_functions_with_a_defect_have_the_variables_of_those_without():
+    def variables(tree):
+        return [code.co_freevars for code in _codes(compile(tree, "rule.py", "exec"))]
+
+    want = variables(ast.parse(SOURCE))
+    assert "f" in itertools.chain(*want)
+    for defect in defects("rule.py", SOURCE):
+        assert variables(planted(SOURCE, defect)) == want, defect
 
 
 def test_defects_are_in_functions():
