@@ -224,9 +224,7 @@ class Rewriting:
             return None
         if result is None and not self.settings.keeps_nothing:
             cache, state = self._shared()
-            result = cache.get((key, state))
-            if result is not None:
-                self._kept[key] = result
+            result = self._kept[key] = cache.get((key, state))
         return result
 
     def keep(self, key: tuple[Any, ...], result: Any) -> Any:
