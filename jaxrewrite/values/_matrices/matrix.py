@@ -328,7 +328,7 @@ class _Transposed(Matrix):
         return jnp.swapaxes(jaxrewrite.materialise(self.matrix), -1, -2)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
-        if not inexact(x):  # JAX transposes not every function of integers.
+        if not inexact(x):  # JAX can't transpose every function of integers.
             return apply_dense(self.materialise(), x, axis, precision)
         return self._transpose(lambda y: self.matrix.apply(y, axis, precision), x, axis)
 

@@ -29,6 +29,7 @@ from jaxrewrite.values import (
     Symmetric,
     Tridiagonal,
 )
+from jaxrewrite.values._matrices.woodbury import _Update
 
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -176,7 +177,9 @@ def test_orthonormal_columns_are_computed_only_where_they_are_needed():
 
     So its numbers in the branch that is taken are those of the formula and its refinement.
     """
-    v, y = Diagonal(1 + jnp.arange(1.0, N + 1)) + low_rank(), normal(N)
+    base, change, y = Diagonal(1 + jnp.arange(1.0, N + 1)), low_rank(), normal(N)
+    v = base + change
+    assert _Update(base, change.a, change.b)._by_formula(y[:, None])[1]
     jaxpr = jax.make_jaxpr(forbid(jnp.linalg.solve))(v, y).jaxpr
     outside, inside = set(), set()
     _primitives(jaxpr, outside, inside)
