@@ -336,6 +336,20 @@ def test_axes_of_a_stack_may_be_anywhere(rules, asked, axis, out_axes, depth):
     assert asked == [(3, 2)]
 
 
+def test_a_product_is_mapped_in_the_way_that_a_rule_is_for(rules, asked):
+    """The rows of the first operand could be mapped as well, with the same result."""
+    product = jax.jit(lambda w, x: 2 * (w @ x))
+
+    @rules.register(product)
+    def _(w: Shaped[Twice, "n n"], x: Float[Array, "n m"]):
+        asked.append((w.shape, x.shape))
+        return 4 * (w.half @ x)
+
+    stack = jnp.stack([X[:, :2] + k for k in range(4)])
+    check(rules, jax.vmap(product, (None, 0)), V, stack)
+    assert asked == [((3, 3), (3, 2))]
+
+
 @pytest.mark.parametrize("axis", [1, -1])
 def test_annotations_have_the_axis_of_a_stack_anywhere(axis):
     stack = jnp.moveaxis(jnp.stack([X, X + 1]), 0, axis)
