@@ -457,6 +457,9 @@ def _has_tangent_hook(value: Value) -> bool:
 @_compat.with_standard_promotion
 def derivative(value: Value, leaf_tangents: Value) -> ArrayOrValue:
     """The derivative of the array that a value stands for, along tangents of its leaves."""
+    aval = aval_of(value)
+    if not is_inexact(aval):
+        return zero_tangent(aval, False)
     children, treedef = parts(value)
     tangents = [
         derivative(field, t) if is_value(field) else t

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from oracle import forbid
 
-from jaxrewrite.values import Masked
+from jaxrewrite.values import Masked, Tagged, Unitful
 
 
 pytestmark = pytest.mark.usefixtures("no_leak_checks")
@@ -85,6 +85,39 @@ def test_sums_of_exponentials_of_complex_numbers_leave_out_what_is_missing():
     fn = lambda x: lax.cumlogsumexp(x, axis=0)
     found = forbid(fn)(Masked(array, mask)).array[~mask]
     np.testing.assert_allclose(found, fn(array[~mask]), rtol=1e-5)
+
+
+@jax.custom_jvp
+def _times(x, count):
+    return x * count
+
+
+_times.defjvp(lambda primals, tangents: (_times(*primals), tangents[0] * primals[1]))
+
+
+@pytest.mark.parametrize("kind", ["masked", "quantity", "quantity inside"])
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["", "jit"])
+def test_integers_beside_what_is_differentiated_by_a_rule(kind, wrap):
+    """They have no tangents, of whatever units or with whatever mask."""
+    counts = jnp.array([3, 4, 5])
+    mask = jnp.array([False, True, False])
+    annotated = {
+        "masked": Masked(counts, mask),
+        "quantity": Unitful(counts, "m"),
+        "quantity inside": Tagged(Unitful(counts, "m"), "counted"),
+    }[kind]
+
+    def total(x):
+        product = forbid(_times)(x, annotated)
+        while not isinstance(product, jax.Array):
+            product = product.filled(0) if kind == "masked" else product.array
+        return product.sum()
+
+    x = jnp.array([1.0, 2.0, 3.0])
+    want = jnp.where(mask, 0, counts) if kind == "masked" else counts
+    np.testing.assert_array_equal(wrap(jax.grad(total))(x), want)
+    _, tangent = wrap(lambda x: jax.jvp(total, (x,), (x,)))(x)
+    np.testing.assert_array_equal(tangent, (x * want).sum())
 
 
 def test_a_backward_rule_gives_missing_entries_no_gradient():
