@@ -459,7 +459,7 @@ def derivative(value: Value, leaf_tangents: Value) -> ArrayOrValue:
     """The derivative of the array that a value stands for, along tangents of its leaves."""
     aval = aval_of(value)
     if not is_inexact(aval):
-        return zero_tangent(aval, False)
+        return instantiated(SymbolicZero(aval.to_tangent_aval()))
     children, treedef = parts(value)
     tangents = [
         derivative(field, t) if is_value(field) else t

@@ -596,3 +596,12 @@ def test_the_longest_permutation_of_a_narrow_dtype(dtype, n):
     v, x = Permutation(jnp.array(order, dtype)), jnp.arange(float(n))
     for fn in (lambda v: v @ x, lambda v: x @ v, lambda v: v.T @ v.T, lambda v: v[5]):
         assert_same(forbid(fn)(v), fn(jnp.eye(n)[order]), 0)
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_a_solve_reads_one_triangle_of_a_product(lower):
+    """The other triangle of a product of triangular factors is its diagonal."""
+    factor = Triangular(jnp.array([[2.0, 1.0], [5.0, 3.0]]), lower=False)
+    v, b = Kronecker(factor, factor), jnp.arange(4.0)
+    fn = lambda v, b: jax.scipy.linalg.solve_triangular(v, b, lower=lower)
+    np.testing.assert_allclose(forbid(fn)(v, b), fn(dense(v), b), rtol=1e-5)
