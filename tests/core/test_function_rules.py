@@ -14,6 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped
 
 import jaxrewrite
 from jaxrewrite import materialise
+from jaxrewrite._functions.traced import only_call
 from jaxrewrite.values import Unitful
 
 
@@ -348,6 +349,16 @@ def test_a_product_is_mapped_in_the_way_that_a_rule_is_for(rules, asked):
     stack = jnp.stack([X[:, :2] + k for k in range(4)])
     check(rules, jax.vmap(product, (None, 0)), V, stack)
     assert asked == [((3, 3), (3, 2))]
+
+
+def test_a_call_with_a_result_in_another_order_is_not_whole():
+    """The calls inside of it have their results in that order as well."""
+    both = jax.jit(lambda w, x: (jnp.sin(x), w @ x))
+    mapped = jax.make_jaxpr(jax.vmap(both, (None, 0)))(X, STACK.half)
+    call = only_call(mapped.jaxpr, 1)
+    assert call.orders == [(0, 1, 2), (1, 0, 2)] and not call.same
+    assert not call.is_whole
+    assert only_call(jax.make_jaxpr(both)(X, X).jaxpr).is_whole
 
 
 @pytest.mark.parametrize("axis", [1, -1])
