@@ -461,23 +461,27 @@ def calls_of(
     """The ways in which an equation is a call of a function, under so many `jax.vmap`.
 
     ``counts`` are the numbers of operands that the function may have, for calls under `jax.jvp`.
-    Others than the first are only looked for if there is one, when they are asked for.
+    Each is only looked for when it is asked for.
     """
-    first = _known_calls(called, eqn, domains, depth, counts, most=1)
-    yield from first
-    if first and depth:
-        most = _MOST_CALLS
-        yield from _known_calls(called, eqn, domains, depth, counts, most)[1:]
+    start = 0
+    for _ in range(_MOST_CALLS if depth else 1):
+        found = _next_call(called, eqn, domains, depth, counts, start)
+        if found is None:
+            return
+        position, call = found
+        yield call
+        start = position + 1
 
 
-def _known_calls(
+def _next_call(
     called: Called,
     eqn: Any,
     domains: Mapping[str, Sequence[Any]],
     depth: int,
     counts: frozenset[int],
-    most: int,
-) -> list[Call]:
+    start: int,
+) -> tuple[int, Call] | None:
+    """The first of `_calls` from an attempt on."""
     body = _compat.body_of(eqn)
     cache = _found.of(body)
     key = (
@@ -485,15 +489,15 @@ def _known_calls(
         repr(sorted(domains.items())),
         depth,
         counts,
-        most,
+        start,
         eqn.ctx,
         _compat.trace_context(),
     )
     kept = cache.get(key)
-    # The function is kept with the calls, so that no other function gets its identity.
+    # The function is kept with the call, so that no other function gets its identity.
     if kept is None:
-        found = _calls(called, eqn, body, domains, depth, counts)
-        kept = called, list(itertools.islice(found, most))
+        found = _calls(called, eqn, body, domains, depth, counts, start)
+        kept = called, next(found, None)
         cache.put(key, kept)
     return kept[1]
 
@@ -505,7 +509,12 @@ def _calls(
     domains: Mapping[str, Sequence[Any]],
     depth: int,
     counts: frozenset[int],
-) -> Iterator[Call]:
+    start: int,
+) -> Iterator[tuple[int, Call]]:
+    """The ways in which an equation is a call of a function, each with the number of the attempt.
+
+    The attempts before the number ``start`` are left out.
+    """
     jaxpr, consts = _compat.open_jaxpr(body)
     avals: list[Any] = [var.aval for var in jaxpr.invars[len(consts) :]]
     if not all(isinstance(aval, _compat.ShapedArray) for aval in avals):
@@ -519,8 +528,8 @@ def _calls(
         direct = calls_of(called, eqn, domains, 0, counts)
         combinations = [dict(call.statics) for call in direct]
     ways = _ways(called, eqn, body, avals, domains, depth, counts)
-    attempts = ((how, statics) for how in ways for statics in combinations)
-    for how, statics in itertools.islice(attempts, 4 * _MANY):
+    attempts = enumerate(_attempts(list(ways), combinations))
+    for number, (how, statics) in itertools.islice(attempts, start, None):
         nondefault = _without_defaults(called, statics)
         results = how.results_like(nondefault, avals, eqn, wanted, len(jaxpr.outvars))
         if results is not None:
@@ -530,9 +539,22 @@ def _calls(
             )
             fronts = tuple(_front(how.levels, i, avals[i]) for i in how.order)
             items = tuple(statics.items())
-            yield Call(
-                items, how.order, how.paths, *results, levels, fronts, moving=how.moving
+            yield (
+                number,
+                Call(items, how.order, how.paths, *results, levels, fronts, how.moving),
             )
+
+
+def _attempts(
+    ways: Sequence[_Way], combinations: Sequence[dict[str, Any]]
+) -> Iterator[tuple[_Way, dict[str, Any]]]:
+    """Ways with static arguments, those first that are likelier."""
+    in_front = [how for how in ways if how.is_in_front]
+    others = [how for how in ways if not how.is_in_front]
+    yield from itertools.islice(itertools.product(in_front, combinations), 4 * _MANY)
+    # The static arguments of a program are mostly the defaults, which come first.
+    pairs = ((how, statics) for statics in combinations for how in others)
+    yield from itertools.islice(pairs, 4 * _MANY)
 
 
 def _front(levels: Sequence[Sequence[int | None]], i: int, aval: Any) -> tuple[int, ...]:
@@ -574,7 +596,8 @@ def _ways(
         # What is left of a derivative may be the function, as of one that is linear. That is
         # rarely so, and not with many operands.
     # The names of results tell that `jax.vmap` has not acted.
-    is_anywhere = depth == 1 and _compat.names_of_results(body) is None
+    is_mapped = _compat.names_of_results(body) is None
+    is_anywhere = is_mapped and (depth == 1 or len(avals) == 1)
     most = 2 if is_of_derivative else 4
     for levels in _levels(avals, depth, most, is_anywhere):
         for order, paths, call in _callers(called, names, len(avals), statics):
@@ -628,7 +651,7 @@ def _levels(
             aval if k is None else _compat.without_axis(aval, aval.shape[k], k)
             for aval, k in zip(avals, axes, strict=True)
         ]
-        for rest in _levels(inner, depth - 1, most):
+        for rest in _levels(inner, depth - 1, most, is_anywhere):
             yield (axes, *rest)
 
 
@@ -640,6 +663,11 @@ class _Way(NamedTuple):
     paths: tuple[tuple[Any, ...], ...]
     levels: tuple[tuple[Any, ...], ...]
     moving: tuple[int, ...]
+
+    @property
+    def is_in_front(self) -> bool:
+        """Whether each `jax.vmap` acts on first axes."""
+        return all(axis in (0, None) for axes in self.levels for axis in axes)
 
     def results_like(
         self,

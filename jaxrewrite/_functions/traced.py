@@ -75,6 +75,15 @@ class OnlyCall(NamedTuple):
         return not self.same and all(map(is_increasing, self.orders))
 
 
+def _repeats(eqn: Any) -> bool:
+    """Whether an equation gives an array new axes in front, and does nothing else."""
+    (x,), (result,) = eqn.invars, eqn.outvars
+    added = len(result.aval.shape) - len(x.aval.shape)
+    axes = eqn.params.get("broadcast_dimensions")
+    is_in_front = axes == (*range(added, len(result.aval.shape)),)
+    return is_in_front and result.aval.shape[added:] == x.aval.shape
+
+
 def only_call(jaxpr: Any, depth: int = 0) -> OnlyCall | None:
     """The call of which a jaxpr consists, after `jax.vmap` has acted on it ``depth`` times."""
     if not jaxpr.eqns:
@@ -98,8 +107,11 @@ def only_call(jaxpr: Any, depth: int = 0) -> OnlyCall | None:
             if maker is None:
                 return None
             (made,) = maker.invars
-            if maker.primitive.name == "transpose":
-                order = tuple(maker.params["permutation"][k] for k in order)
+            permutation = maker.params.get("permutation", ())
+            if len(permutation) == len(order):
+                order = tuple(permutation[k] for k in order)
+            elif not _repeats(maker):
+                return None
         orders.append(order)
         repeats = len(order) - len(var.aval.shape)
         if repeats not in (0, depth):

@@ -6,7 +6,7 @@ runs under `jax.vmap`, on the elements that the operands stand for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,18 +15,13 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
 from .._compat import Literal, Primitive
-from .._core.avals import (
-    avals_of,
-    children,
-    is_annotation,
-    rule_children,
-    values_inside,
-)
-from .._core.rewrite import before_rules
+from .._core.avals import avals_of, children, rule_children
+from .._core.errors import MaterialisationError
+from .._core.rewrite import before_rules, new_rewriter
 from .._core.rules import Declined, Failure, Rule, checks, is_of_a_library
 from .._core.settings import current_settings
 from .._core.site import Site
-from .._core.traces import Flat, RuleResult, checked_result
+from .._core.traces import Flat, Rewriting, RuleResult, checked_result
 from .._core.value import is_value
 from .._functions.called import Called, check_is_staged, rules_at
 from .._functions.recognise import (
@@ -45,7 +40,7 @@ from .._functions.recognise import (
 from .._functions.traced import is_increasing
 from .derivatives import can_be_lifted, confinement, derivative, lift
 from .outward import BY_LOGARITHMS, by_turned_operands
-from .stacking import element, element_like, in_slices, stacked_where
+from .stacking import element, element_like, in_slices, on_vars, stacked_where
 
 
 _UNRECOGNISED = "it is for other static arguments, or another function"
@@ -74,7 +69,7 @@ def function_handler(site: Site, operands: list[Any]) -> Any:
                 is_recognised = True
                 results = _apply(site, called, call, operands)
                 if results is NotImplemented:
-                    break
+                    break  # Rules declined. Another way to see the call is the same call.
                 if results is not None:
                     return results
         if not is_recognised:
@@ -132,34 +127,44 @@ def _apply(site: Site, called: Called, call: Call, operands: Sequence[Any]) -> A
     The rule sees the axes of `jax.vmap` in front, where some may be elsewhere in the program.
     """
     inputs = [operands[i] for i in call.order]
-    orders = call.orders
-    if all(map(is_increasing, (*call.fronts, *orders))):
+    if all(map(is_increasing, (*call.fronts, *call.orders))):
         return _apply_in_front(site, called, call, inputs)
-    if not all(map(_can_be_permuted, inputs, call.fronts)):
+    if not _stay_implicit(site, inputs, call.fronts):
         return None
-    inputs = [_permuted(site, *pair) for pair in zip(inputs, call.fronts, strict=True)]
+    inputs = _permuted(site, inputs, call.fronts)
     # What the rule gives has its axes in front, and is no result of the equation yet.
-    scratch = site.scratch()
-    likes = [_permuted(scratch, *pair) for pair in zip(site.outvars, orders, strict=True)]
+    likes = _permuted(site.scratch(), site.outvars, call.orders)
     in_front = site.giving([_compat.Var(aval) for aval in avals_of(likes)])
     results = _apply_in_front(in_front, called, call, inputs)
     if results is None or results is NotImplemented:
         return results
-    inverses = [tuple(map(order.index, range(len(order)))) for order in orders]
-    return [_permuted(site, *pair) for pair in zip(results, inverses, strict=True)]
+    return _permuted(site, results, _inverses(call.orders))
 
 
-def _permuted(site: Site, x: Any, order: Sequence[int]) -> Any:
-    """An operand or result with its axes in another order."""
-    if is_increasing(order):
-        return x
-    return site.call_on_arrays(lambda x: [lax.transpose(x, order)], [x])[0]
+def _permuted(site: Site, xs: Sequence[Any], orders: Iterable[Sequence[int]]) -> list[Any]:
+    """Operands or results with their axes in other orders."""
+
+    def permuted(x: Any, order: Sequence[int]) -> Any:
+        if is_increasing(order):
+            return x
+        return site.call_on_arrays(lambda x: [lax.transpose(x, order)], [x])[0]
+
+    return [permuted(x, order) for x, order in zip(xs, orders, strict=True)]
 
 
-def _can_be_permuted(x: Any, order: Sequence[int]) -> bool:
-    """Whether an operand is no value with structure, which is along axes of its own."""
-    is_structured = is_value(x) and not (is_annotation(x) and not [*values_inside(x)])
-    return is_increasing(order) or not is_structured
+def _inverses(orders: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [tuple(map(order.index, range(len(order)))) for order in orders]
+
+
+def _stay_implicit(site: Site, xs: Sequence[Any], orders: Iterable[Sequence[int]]) -> bool:
+    """Whether values among operands or results stay so with their axes in other orders."""
+    settings = site.settings._replace(policy="forbid", recorder=None)
+    trial = site._replace(builder=new_rewriter(Rewriting(settings)))
+    try:
+        _permuted(trial, [on_vars(x) if is_value(x) else x for x in xs], orders)
+    except MaterialisationError:
+        return False
+    return True
 
 
 def _apply_in_front(site: Site, called: Called, call: Call, inputs: Sequence[Any]) -> Any:
@@ -233,7 +238,14 @@ def _ask(
     key = ("function", called, rule, *call, repr(call.statics), *literals)
     key = (*key, *avals_of(site.outvars))
     result: RuleResult = site.builder.rewriting.by_function(mapped, key, flat, check)
-    return NotImplemented if result.traced is NotImplemented else result
+    traced = result.traced
+    if traced is NotImplemented:
+        return NotImplemented
+    # A value that would be dense where the program has its axes is no gain over what is inside.
+    results = tree_unflatten(traced.out_tree, traced.jaxpr.outvars)
+    return (
+        result if _stay_implicit(site, results, _inverses(call.orders)) else NotImplemented
+    )
 
 
 def _statics(rule: Rule, called: Called, call: Call) -> Mapping[str, Any] | None:

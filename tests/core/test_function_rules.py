@@ -15,7 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped
 import jaxrewrite
 from jaxrewrite import materialise
 from jaxrewrite._functions.traced import only_call
-from jaxrewrite.values import Unitful
+from jaxrewrite.values import Tagged, Unitful
 
 
 class Twice(jaxrewrite.ArrayValue):
@@ -359,6 +359,122 @@ def test_a_call_with_a_result_in_another_order_is_not_whole():
     assert call.orders == [(0, 1, 2), (1, 0, 2)] and not call.same
     assert not call.is_whole
     assert only_call(jax.make_jaxpr(both)(X, X).jaxpr).is_whole
+
+
+@pytest.fixture
+def transposable(rules):
+    @rules.register("transpose")
+    def _(v: Twice, **params):
+        return Twice(jaxrewrite.bind("transpose", v.half, **params))
+
+    return rules
+
+
+PRODUCT = jax.jit(lambda w, x: w @ x)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_a_result_that_can_be_transposed_stays_implicit(transposable, axis):
+    """The batch axis is the second one of the result."""
+
+    @transposable.register(PRODUCT)
+    def _(w: Twice, x: Float[Array, "n m"]):
+        return Twice(w.half @ x)
+
+    stack = jnp.stack([X[:, :2], -X[:, :2]], axis)
+    assert isinstance(check(transposable, jax.vmap(PRODUCT, (None, axis)), V, stack), Twice)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_a_result_that_would_be_dense_if_transposed_is_no_answer(rules, asked, axis):
+    @rules.register(PRODUCT)
+    def _(w: Shaped[Twice, "n n"], x: Float[Array, "n n"]):
+        asked.append("product")
+        return Diagonal(jnp.diagonal(2 * w.half @ x))
+
+    @rules.register("dot_general")
+    def _(w: Twice, x: Array, **params):
+        return Twice(jaxrewrite.bind("dot_general", w.half, x, **params))
+
+    @rules.register("transpose")
+    def _(v: Twice, **params):
+        return Twice(jaxrewrite.bind("transpose", v.half, **params))
+
+    inverse = jnp.linalg.inv(X)
+    stack = jnp.stack([inverse, 2 * inverse], axis)
+    assert isinstance(check(rules, jax.vmap(PRODUCT, (None, axis)), V, stack), Twice)
+    assert isinstance(check(rules, PRODUCT, V, inverse), Diagonal)
+    assert "product" in asked
+
+
+@pytest.mark.parametrize("inner, outer", [(0, 2), (2, 2), (2, 0), (1, 3)])
+def test_one_operand_has_the_axes_of_several_vmaps_anywhere(
+    transposable, asked, inner, outer
+):
+    single = jax.jit(lambda v: jnp.cumsum(v, axis=0) / (1 + jnp.sum(v * v)))
+
+    @transposable.register(single)
+    def _(v: Twice):
+        asked.append(v.shape)
+        return single(2 * v.half)
+
+    stack = jnp.arange(120.0).reshape(2, 3, 4, 5)
+    check(transposable, jax.vmap(jax.vmap(single, inner), outer), Twice(stack))
+    (shape,) = asked
+    sizes = [2, 3, 4, 5]
+    del sizes[outer], sizes[inner]
+    assert shape == tuple(sizes)
+
+
+def test_default_static_arguments_are_tried_along_all_axes(rules, asked):
+    """There are more combinations than are tried."""
+
+    @functools.partial(jax.jit, static_argnames=("axis", "mode", "flag"))
+    def several(a, b, c, d, axis=0, mode="x", flag=False):
+        y = jnp.sum(jnp.sin(a) @ b + c * d, axis=axis)
+        return jnp.cos(y) if mode == "x" else y, y * 2 if flag else y
+
+    @rules.register(several)
+    def _(
+        a: Twice,
+        b: ArrayLike,
+        c: ArrayLike,
+        d: ArrayLike,
+        *,
+        axis: int,
+        mode: Literal["x", "y", "z", "u", "v"],
+        flag: bool,
+    ):
+        asked.append((axis, mode, flag))
+        return several(2 * a.half, b, c, d, axis=axis, mode=mode, flag=flag)
+
+    stack = jnp.stack([X, X + 1], axis=1)
+    check(rules, jax.vmap(several, (None, 1, 1, 1)), V, stack, stack, stack)
+    assert asked == [(0, "x", False)]
+
+
+def test_an_array_that_is_made_larger_is_not_the_same_for_all_elements():
+    call = jax.jit(jnp.sin)
+
+    def calls(fn, *args):
+        return only_call(jax.make_jaxpr(fn)(*args).jaxpr, depth=1)
+
+    assert calls(lambda x: jnp.broadcast_to(call(x), (4, 3, 3)), X).same == [0]
+    assert calls(lambda x: jnp.broadcast_to(call(x)[:, None], (3, 4, 3)), X) is None
+    assert calls(lambda x: jnp.broadcast_to(call(x), (4, 3, 3)), X[:1]) is None
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+@pytest.mark.parametrize("outer, inner", [(Tagged, Unitful), (Unitful, Tagged)])
+def test_annotations_around_each_other_have_the_axis_of_a_stack_anywhere(
+    axis, outer, inner
+):
+    stack = jnp.moveaxis(jnp.stack([X, X + 1]), 0, axis)
+    fn = jax.vmap(jnp.linalg.det, axis)
+    words = {Tagged: "m", Unitful: "m"}
+    result = jaxrewrite.transform(fn)(outer(inner(stack, words[inner]), words[outer]))
+    plain = result.array if isinstance(result, Tagged) else result
+    assert Unitful(1.0, "m^3").units in (plain.units, getattr(plain.array, "units", None))
 
 
 @pytest.mark.parametrize("axis", [1, -1])
