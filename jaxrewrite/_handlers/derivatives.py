@@ -587,9 +587,9 @@ def pull_back(
     operand: ArrayOrValue, cotangent: ArrayOrValue | None, settings: Settings, site: Site
 ) -> list[Any]:
     """Cotangents of the leaves of an operand; ``None`` for leaves without any."""
-    if not is_value(operand):
+    if not is_value(operand) and not _is_never_dense(cotangent):
         return [None if cotangent is None else materialise(cotangent)]
-    leaves, treedef = tree_flatten(operand)
+    leaves, treedef = tree_flatten(operand if is_value(operand) else operand.aval)
     if cotangent is None:
         return [None] * len(leaves)
     free = list(map(_is_float, leaves))
@@ -600,6 +600,8 @@ def pull_back(
             next(rest) if is_free else zero_tangent(leaf, False)
             for leaf, is_free in zip(leaves, free, strict=True)
         ]
+        if not is_value(operand):
+            return tangents[0]
         with use_settings(settings):
             derived = derivative(operand, tree_unflatten(treedef, tangents))
         return _as_dense_as_can_be(derived)
@@ -607,16 +609,34 @@ def pull_back(
     floats = [leaf for leaf, is_free in zip(leaves, free, strict=True) if is_free]
     form = jax.eval_shape(tangent, floats)
     bring: Callable[[Any], Any] = materialise
-    if is_value(form):
+    if is_value(form) or _is_never_dense(cotangent):
         cotangent, bring = _meeting(_as_dense_as_can_be(cotangent), form, settings, site)
     else:
         cotangent = materialise(cotangent)
         if _is_float(form):  # A rule may sum in more digits than the array has.
             cotangent = cotangent.astype(form.dtype)
-    on_floats = lambda floats: _floats_of(bring(tangent(floats)))
+
+    def on_floats(floats: list[Any]) -> list[Any]:
+        brought = bring(tangent(floats))
+        if is_value(cotangent):
+            # Whatever the cotangent holds for an entry that it lacks, which the rule may have spread.
+            brought = _held(cotangent, brought, settings)
+        return _floats_of(brought)
+
     (pulled,) = jax.linear_transpose(on_floats, floats)(_floats_of(cotangent))
     rest = iter(pulled)
     return [next(rest) if is_free else None for is_free in free]
+
+
+def _held(cotangent: Value, tangent: Value, settings: Settings) -> Any:
+    """A tangent, as far as a cotangent of its structure holds one."""
+    leaves, treedef = tree_flatten(cotangent)
+    tangents = [
+        t if _is_float(leaf) else zero_tangent(leaf, False)
+        for leaf, t in zip(leaves, tree_leaves(tangent), strict=True)
+    ]
+    with use_settings(settings):
+        return derivative(cotangent, tree_unflatten(treedef, tangents))
 
 
 @_compat.with_standard_promotion
@@ -651,18 +671,18 @@ def dual(tangent: Value) -> Value:
     if is_value(inverse) and len(tree_leaves(inverse)) == len(inside):
         return tree_unflatten(tree_structure(inverse), inside)
     fields, treedef = parts(tangent)
-    is_never_dense = lambda x: is_value(x) and not can_be_dense(on_avals(x))
-    return tree_unflatten(treedef, [dual(x) if is_never_dense(x) else x for x in fields])
+    return tree_unflatten(treedef, [dual(x) if _is_never_dense(x) else x for x in fields])
 
 
 def _meeting(
-    cotangent: Any, form: Value, settings: Settings, site: Site
-) -> tuple[Value, Callable[[Any], Any]]:
+    cotangent: Any, form: Any, settings: Settings, site: Site
+) -> tuple[Any, Callable[[Any], Any]]:
     """A cotangent that a rule returned for a type that is never dense, as a tangent.
 
-    And a function that brings it and tangents like ``form`` to one structure.
+    And a function that brings it and tangents like ``form`` to one structure. The cotangent of an
+    array may be of such a type, too.
     """
-    wanted = dual(form)
+    wanted = dual(form) if is_value(form) else form
     count, treedef = len(tree_leaves(wanted)), tree_structure(wanted)
     if is_value(cotangent) and is_adopted(cotangent):
         # An array that another value adopted is a value of any metadata.
@@ -684,13 +704,18 @@ def _meeting(
         if is_value(like):
             break
     else:
+        whose = f"{type(form).__name__}, which is never dense and whose cotangents are {wanted!r}"
         raise TypeError(
-            f"A custom derivative rule returned a cotangent {on_avals(cotangent)!r} for a "
-            f"{type(form).__name__}, which is never dense and whose cotangents are {wanted!r}."
+            f"A custom derivative rule returned a cotangent {on_avals(cotangent)!r} for "
+            f"{f'a {whose}' if is_value(form) else 'an array'}."
         )
     bring = functools.partial(_brought, settings=settings, site=site)
     of_tangents = structure_of(dual(like))
     return dual(bring(cotangent, joined)), lambda x: bring(change(x), of_tangents)
+
+
+def _is_never_dense(x: Any) -> bool:
+    return is_value(x) and not can_be_dense(on_avals(x))
 
 
 def _brought(

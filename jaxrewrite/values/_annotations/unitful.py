@@ -242,7 +242,9 @@ class Unitful(Annotated):
 
     def join(self, other: Any) -> Any:
         """Join with a value of the same units, or, without units, with an array."""
-        units = same_units("a conditional or a loop", (self, other))
+        units = same_units(
+            "a conditional, a loop or a custom derivative rule", (self, other)
+        )
         if isinstance(self.units, FreeUnits) and not isinstance(other, Unitful):
             return self.array, other
         return _quantity(self.array, units), _quantity(array_of(other), units)

@@ -1,5 +1,7 @@
 """Derivatives of programs on values that annotate an array."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from jax import lax
 from oracle import forbid
 
-from jaxrewrite.values import Masked, Tagged, Unitful
+from jaxrewrite.values import Masked, Tagged, Unitful, UnitsError
 
 
 pytestmark = pytest.mark.usefixtures("no_leak_checks")
@@ -128,6 +130,49 @@ def test_a_backward_rule_gives_missing_entries_no_gradient():
         return doubled.filled(0).sum() + total.filled(0).sum()
 
     np.testing.assert_array_equal(jax.grad(loss)(NUMBERS), jnp.where(MASK, 0, 3))
+
+
+@jax.custom_vjp
+def _inner(x, y):
+    return jnp.sum(x * y)
+
+
+_inner.defvjp(lambda x, y: (_inner(x, y), (x, y)), lambda xy, g: (g * xy[1], g * xy[0]))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["", "jit"])
+@pytest.mark.parametrize("is_quantity", [False, True])
+@pytest.mark.parametrize("is_masked", [False, True], ids=["beside an array", "masked"])
+def test_what_is_missing_beside_an_operand_gives_it_no_gradient(
+    is_masked, is_quantity, wrap
+):
+    """The rule multiplies the cotangent of a sum with another operand, which has a mask."""
+    own = jnp.arange(12).reshape(3, 4) % 5 == 0
+
+    def loss(fn, array):
+        x = Masked(array, own) if is_masked else array
+        y = Masked(NUMBERS[::-1], MASK)
+        if is_quantity:
+            product = forbid(fn)(Unitful(x, "m"), Unitful(y, "s")).array
+        else:
+            product = forbid(fn)(x, y)
+        return product.filled(0)
+
+    missing = MASK | own if is_masked else MASK
+    for fn in (_inner, lambda x, y: jnp.sum(x * y)):
+        slope = wrap(jax.grad(functools.partial(loss, fn)))(NUMBERS)
+        np.testing.assert_array_equal(slope, jnp.where(missing, 0, NUMBERS[::-1]))
+
+
+def test_the_cotangent_of_an_array_has_its_units():
+    @jax.custom_vjp
+    def times(x, y):
+        return x * y
+
+    times.defvjp(lambda x, y: (x * y, x), lambda x, g: (g, g * x * x))
+    loss = lambda y: forbid(times)(Unitful(2.0, "m"), y).array
+    with pytest.raises(UnitsError, match=r"a custom derivative rule .* got m and 1\."):
+        jax.grad(loss)(3.0)
 
 
 @jax.custom_vjp
