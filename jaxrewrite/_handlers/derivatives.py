@@ -601,7 +601,7 @@ def pull_back(
             for leaf, is_free in zip(leaves, free, strict=True)
         ]
         if not is_value(operand):
-            return tangents[0]
+            return float_tangents[0]
         with use_settings(settings):
             derived = derivative(operand, tree_unflatten(treedef, tangents))
         return _as_dense_as_can_be(derived)

@@ -162,6 +162,28 @@ def custom_mixture(b):
     return b.s.choice(options)
 
 
+@op("rules", 2)
+def custom_inner(b):
+    """A number of two arrays: the rule spreads its cotangent over both."""
+    v = b.pick(kind("f"), nonempty, ndim(1, 2))
+    x, y = v.text, b.array(v.shape, v.dtype)
+    fn = b.s.choice(("(a * c).sum()", "jnp.vdot(a, c)", "(a * c).mean()", "(a + c).max()"))
+    cotangents = b.s.choice(("g * y, g * x", "g * y * 2, g * jnp.cos(x)", "g * x, g * y"))
+    call = f"backward(lambda a, c: {fn}, lambda g, x, y: ({cotangents}))"
+    if b.s.chance(0.3):
+        tangent = "(t * y).sum() + (s * x).sum()"
+        call = f"forward(lambda a, c: {fn}, lambda t, s, x, y: {tangent})"
+    if b.differentiated and b.s.chance(0.6):
+        return f"{call}({x}, {y})"
+    return b.s.choice(
+        [
+            f"jax.grad(lambda a, c: {call}(a, c) ** 2, (0, 1))({x}, {y})",
+            f"jax.grad({call}, 1)({x}, {y})",
+            f"jax.grad(lambda a: {call}(a, a))({x})",
+        ]
+    )
+
+
 @op("rules", 1.5)
 def custom_reduction(b):
     v = b.pick(kind("f"), nonempty, ndim(1, 2))

@@ -534,7 +534,7 @@ def judge(program: Any, tainted: bool = False) -> Verdict:
             operands_of(program)
         except Exception as error:  # noqa: BLE001 - no such value
             return Verdict("invalid", f"{type(error).__name__}: {error}")
-        if program.mode in ("masked", "hidden", "bounds"):
+        if program.mode in ("masked", "hidden", "slope", "bounds"):
             verdict = partly.judge(program)
             return _TAINTED if tainted and verdict.kind == "wrong" else verdict
         tainted = tainted or any(map(is_spoilt_product, operands_of(program)))

@@ -22,7 +22,9 @@ from .oracle import Verdict, dense, is_value
 
 def judge(program: Any) -> Verdict:
     """The verdict of NumPy, or that of JAX where this one is bad."""
-    judge_one = judge_bounds if program.mode == "bounds" else judge_masked
+    judge_one = {"bounds": judge_bounds, "slope": judge_slopes}.get(
+        program.mode, judge_masked
+    )
     try:
         verdict = judge_one(program, _by_numpy)
         if not verdict.failed and verdict.kind != "invalid":
@@ -73,6 +75,52 @@ def judge_masked(program: Any, call: Any) -> Verdict:
                 if not oracle.same(_only(array, there[0]), _only(want, there[0]), 1e-4):
                     return Verdict("wrong", f"{array} against {want}, there: {there[0]}")
     return Verdict("ok")
+
+
+def judge_slopes(program: Any, call: Any) -> Verdict:
+    """What is under a mask has no gradient, and does not matter for that of the rest."""
+    vs = oracle.operands_of(program)
+    found = []
+    for garbage in (0, 1, 2):
+        try:
+            call(lambda *xs: slopes(oracle.function_of(program), xs, garbage), *dense(vs))
+        except Exception as error:  # noqa: BLE001 - JAX does not do it
+            return Verdict("invalid", str(error))
+        try:
+            found.append(slopes(oracle.transformed(program), vs, garbage))
+        except Exception as error:  # noqa: BLE001 - any is what is looked for
+            return oracle.meant(program, error) or oracle.crash(program, error)
+    for v, *parts in zip(vs, *found, strict=True):
+        if not isinstance(v, Masked):
+            continue
+        there = np.asarray(~v.mask)
+        parts = [oracle.wide(part) for part in parts]
+        for part in parts:
+            if not oracle.same(_only(part, there), _only(parts[0], there), 1e-4):
+                return Verdict("wrong", f"what is under a mask matters: {parts}")
+            hidden = part[~there]
+            if not ((hidden == 0) | np.isnan(hidden)).all():
+                return Verdict("wrong", f"what is under a mask has a gradient: {part}")
+    return Verdict("ok")
+
+
+def slopes(run: Any, vs: Any, garbage: int) -> list[Any]:
+    """The gradient of what is there of the results, for the array of each operand."""
+    filled = [_with_garbage(v, garbage) if isinstance(v, Masked) else v for v in vs]
+    leaves, with_leaves = oracle.floating(dense(filled))
+
+    def loss(leaves: Any) -> Any:
+        both = zip(filled, with_leaves(leaves), strict=True)
+        results = run(*(Masked(x, v.mask) if isinstance(v, Masked) else x for v, x in both))
+        return oracle.total(jax.tree.map(_there_alone, results, is_leaf=is_value))
+
+    return with_leaves(jax.grad(loss)(leaves))
+
+
+def _there_alone(x: Any) -> Any:
+    while isinstance(x, Annotated):
+        x = x.filled(0) if isinstance(x, Masked) else x.array
+    return x.filled(0) if isinstance(x, Masked) else x
 
 
 def _tolerance(x: Any) -> float:

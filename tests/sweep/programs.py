@@ -167,6 +167,11 @@ print(jax.jvp(got, (leaves,), (ts,))); print(jax.jvp(lambda xs: f(*map(dense, fi
 vs = operands()  # what is under a mask must not matter
 print(jaxrewrite.transform(f, materialise=POLICY)(*vs).filled(-9))
 """,
+    "slope": """\
+from sweep.partly import slopes
+for garbage in (0, 1, 2):  # what is under a mask has no gradient, and must not matter for others
+    print(slopes(jaxrewrite.transform(f, materialise=POLICY), operands(), garbage))
+""",
     "hidden": "print(jaxrewrite.transform(f, materialise=POLICY)(*operands()))\n",
     "bounds": """\
 vs = operands()
@@ -426,11 +431,16 @@ def _threefry(s, dtype, n, m, batch):
 
 
 def _missing(s, dtype, n, m, batch):
-    sizes = (*batch, n, m)
-    text = f"Masked({s.u(*sizes, dtype=dtype)}, ~mask({s.seed()}, {', '.join(map(str, sizes))}))"
-    if s.chance(0.6):
+    text = _masked(s, dtype, (*batch, n, m))
+    if s.chance(0.4):
         return text, "masked", {"entrywise", "shape"}
-    return text, "hidden", ANYTHING
+    slope = dtype in FLOATS and s.chance(0.5)
+    return text, "slope" if slope else "hidden", ANYTHING
+
+
+def _masked(s, dtype, sizes):
+    mask = f"~mask({s.seed()}, {', '.join(map(str, sizes))})"
+    return f"Masked({s.u(*sizes, dtype=dtype)}, {mask})"
 
 
 def _wide(s, dtype, n, m, batch):
@@ -453,7 +463,17 @@ INTEGERS = ("int32", "int8", "uint8")
 WIDE = ("float32", "float64", "float16", "bfloat16", *INTEGERS)
 ANYTHING = {
     *("contraction", "entrywise", "reduction", "shape", "sort", "gather", "loop"),
-    *("branch", "call", "vmap", "custom", "linalg", "written", "formula"),
+    *(
+        "branch",
+        "call",
+        "vmap",
+        "custom",
+        "rules",
+        "derivative",
+        "linalg",
+        "written",
+        "formula",
+    ),
 }
 
 
@@ -473,14 +493,16 @@ def _program(s, types, other, dtype, shape, batch, x64):
         REJECTED[" of ".join(types)] = (None, error)
         raise Refused from error
     s.spoil = False
+    if types[0] == "Missing" and s.chance(0.5):
+        b.operand(_masked(s, dtype, (*batch, *shape)))
     mode = mode or s.random.choices(list(MODE_WEIGHTS), MODE_WEIGHTS.values())[0]
     if dtype not in INEXACT and mode in ("grad", "jvp", "jacfwd"):
         mode = "eager"
     if dtype == "complex64" and mode in ("grad", "jacfwd"):
         mode = "jvp"
-    b.differentiated = mode in ("grad", "jvp", "jacfwd")
+    b.differentiated = mode in ("grad", "jvp", "jacfwd", "slope")
     wanted = s.choice((1, 1, 1, 2, 2, 2, 3, 3, 4))
-    if mode in ("masked", "hidden", "bounds"):
+    if mode in ("masked", "hidden", "slope", "bounds"):
         b.values_left = 0
     weights = [x.weight * (x.group in groups if groups else x.group != "key") for x in OPS]
     for _ in range(wanted + 12):

@@ -58,7 +58,7 @@ def _last(where: str) -> str:
 def simpler(program: Program) -> Iterator[Program]:
     """Programs that are a step simpler, the boldest steps first."""
     replace = dataclasses.replace
-    if program.mode not in ("eager", "masked", "hidden", "bounds"):
+    if program.mode not in ("eager", "masked", "hidden", "slope", "bounds"):
         yield replace(program, mode="eager")
     if program.policy != "allow":
         yield replace(program, policy="allow")
