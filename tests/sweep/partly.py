@@ -7,6 +7,7 @@ within the resulting bounds.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -82,12 +83,13 @@ def judge_slopes(program: Any, call: Any) -> Verdict:
     vs = oracle.operands_of(program)
     found = []
     for garbage in (0, 1, 2):
+        of_arrays = functools.partial(slopes, oracle.function_of(program), garbage=garbage)
         try:
-            call(lambda *xs: slopes(oracle.function_of(program), xs, garbage), *dense(vs))
+            call(lambda *xs, of=of_arrays: of(xs), *dense(vs))
         except Exception as error:  # noqa: BLE001 - JAX does not do it
             return Verdict("invalid", str(error))
         try:
-            found.append(slopes(oracle.transformed(program), vs, garbage))
+            found.append(slopes(oracle.transformed(program), vs, garbage=garbage))
         except Exception as error:  # noqa: BLE001 - any is what is looked for
             return oracle.meant(program, error) or oracle.crash(program, error)
     for v, *parts in zip(vs, *found, strict=True):
@@ -104,7 +106,7 @@ def judge_slopes(program: Any, call: Any) -> Verdict:
     return Verdict("ok")
 
 
-def slopes(run: Any, vs: Any, garbage: int) -> list[Any]:
+def slopes(run: Any, vs: Any, *, garbage: int) -> list[Any]:
     """The gradient of what is there of the results, for the array of each operand."""
     filled = [_with_garbage(v, garbage) if isinstance(v, Masked) else v for v in vs]
     leaves, with_leaves = oracle.floating(dense(filled))

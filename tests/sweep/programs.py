@@ -170,7 +170,7 @@ print(jaxrewrite.transform(f, materialise=POLICY)(*vs).filled(-9))
     "slope": """\
 from sweep.partly import slopes
 for garbage in (0, 1, 2):  # what is under a mask has no gradient, and must not matter for others
-    print(slopes(jaxrewrite.transform(f, materialise=POLICY), operands(), garbage))
+    print(slopes(jaxrewrite.transform(f, materialise=POLICY), operands(), garbage=garbage))
 """,
     "hidden": "print(jaxrewrite.transform(f, materialise=POLICY)(*operands()))\n",
     "bounds": """\
