@@ -279,6 +279,18 @@ def test_some_of_four_operands_have_a_batch_axis(rules, asked):
     assert asked == [((3,), (3,))]
 
 
+def test_all_of_five_operands_have_a_batch_axis(rules, asked):
+    mixed = jax.jit(lambda x, a, b, c, d: jnp.sum(jnp.sin(x)) * a + b * c - d)
+
+    @rules.register(mixed)
+    def _(x: Twice, a, b, c, d):
+        asked.append((x.shape, jnp.shape(b)))
+        return jnp.sum(jnp.sin(2 * x.half)) * a + b * c - d
+
+    check(rules, jax.vmap(mixed), V, X[0], X, X[1], X + 1)
+    assert asked == [((3,), (3,))]
+
+
 def test_rows_that_are_no_values_are_rows_of_the_array(rules, asked):
     @jax.jit
     def shared(x):
@@ -442,7 +454,7 @@ def test_default_static_arguments_are_tried_along_all_axes(rules, asked):
         d: ArrayLike,
         *,
         axis: int,
-        mode: Literal["x", "y", "z", "u", "v"],
+        mode: Literal["x", "y", "z", "u", "v", "w", "p", "q"],
         flag: bool,
     ):
         asked.append((axis, mode, flag))

@@ -101,6 +101,10 @@ def test_zeros_are_not_positive(is_nested):
     for fn in (in_a_branch, in_a_carry, beside):
         run = transform(lambda v, p, fn=fn: jnp.linalg.det(fn(v, p)), materialise="allow")
         assert run(v, jnp.array(False)) == 0
+        result = transform(fn, materialise="allow")(v, jnp.array(False))
+        is_symmetric = lambda x: isinstance(x, Symmetric)
+        leaves = jax.tree.leaves(result, is_leaf=is_symmetric)
+        assert not any(x.positive for x in leaves if is_symmetric(x))
 
 
 def test_what_is_known_of_signs_is_not_taken_from_one_branch():
