@@ -306,6 +306,10 @@ def test_what_carries_more_than_numbers_stays():
     for value in (Unitful(v, "m"), Named(v, ("a", "b")), Tagged(v, "mine")):
         result = transform(lambda v, x: v @ x, materialise="cheapest")(value, v)
         assert type(result) is type(value)
+    tagged = Tagged(lora(), "mine")
+    many = random(0, 2048, 256)
+    result = transform(lambda w, x: x @ w, materialise="cheapest")(tagged, many)
+    assert isinstance(result, Tagged)
     # What is inside becomes dense.
     inside = Unitful(lora(), "m")
     result = transform(lambda w, x: x @ w, materialise="cheapest")(

@@ -452,6 +452,21 @@ def test_leaves_that_vary_meet_leaves_that_do_not(mesh):
         assert {"cond", "scan"} & set(carried)
 
 
+def test_each_leaf_varies_over_the_axes_that_it_lacks(mesh):
+    seen = []
+
+    def body(v, s):
+        mixed = Scaled(v.x, s.sum())
+        for x in (v, mixed):
+            result = transform(lambda x: lax.pcast(x, "j", to="varying"))(x)
+            seen.append([_compat.varying_axes(jax.typeof(y)) for y in jax.tree.leaves(result)])
+        return s
+
+    v = Scaled(draw(8, 8), jnp.float32(2.0))
+    on(mesh, body, (P(), P("i")), P("i"))(v, X)
+    assert seen[:2] == [[{"j"}, {"j"}], [{"j"}, {"i", "j"}]]
+
+
 def test_some_axes_left_to_the_compiler(mesh):
     fn = lambda v, x: on(
         mesh, lambda v, x: lax.psum(x @ v, "i"), (P(), P("i")), P(), axis_names={"i"}
