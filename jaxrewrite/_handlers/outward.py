@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_map, tree_structure, tree_unflatten
 
 from .. import _compat
+from .._batched import Batched
 from .._core.avals import children, is_annotation, values_inside
 from .._core.rewrite import before_rules
 from .._core.site import Site
@@ -77,4 +78,5 @@ def _without(x: Any) -> Any:
         return x
     parts, treedef = children(x)
     parts = [_without(part) for part in parts]
-    return parts[0] if _is_turned(x) else treedef.unflatten(parts)
+    is_stack_of_arrays = isinstance(x, Batched) and not is_value(parts[0])
+    return parts[0] if _is_turned(x) or is_stack_of_arrays else treedef.unflatten(parts)

@@ -459,7 +459,9 @@ def test_each_leaf_varies_over_the_axes_that_it_lacks(mesh):
         mixed = Scaled(v.x, s.sum())
         for x in (v, mixed):
             result = transform(lambda x: lax.pcast(x, "j", to="varying"))(x)
-            seen.append([_compat.varying_axes(jax.typeof(y)) for y in jax.tree.leaves(result)])
+            seen.append(
+                [_compat.varying_axes(jax.typeof(y)) for y in jax.tree.leaves(result)]
+            )
         return s
 
     v = Scaled(draw(8, 8), jnp.float32(2.0))

@@ -118,6 +118,21 @@ def test_rules_that_take_logarithms_see_no_units(around):
     assert_same(got.array, want, 1e-4)
 
 
+@pytest.mark.parametrize("inside", [lambda x: x, Diagonal], ids=["array", "value"])
+def test_a_stack_without_what_its_elements_carry(inside):
+    """That of elements which are arrays else is an array, and no stack of values."""
+    rows = 1 + jnp.arange(6.0).reshape(2, 3)
+    stack = Batched(Tagged(inside(rows), "mine"), 2)
+
+    def solve(v, y):
+        shift = jnp.sum(v * v)
+        undo = lambda matvec, y: y - shift
+        return lax.custom_linear_solve(lambda x: x + shift, y, undo, symmetric=True)
+
+    dense = jax.vmap(lambda x: jaxrewrite.materialise(inside(x)))(rows)
+    assert_same(allow(solve)(stack, rows[0]), solve(dense, rows[0]))
+
+
 def test_other_equations_leave_units_in_their_field():
     """So loops, and trees of parameters, keep their structure."""
     v = Diagonal(Unitful(ROW, "m"))
