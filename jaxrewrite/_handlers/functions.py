@@ -158,10 +158,18 @@ def _inverses(orders: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 def _stay_implicit(site: Site, xs: Sequence[Any], orders: Iterable[Sequence[int]]) -> bool:
     """Whether values among operands or results stay so with their axes in other orders."""
+    pairs = [
+        (x, order)
+        for x, order in zip(xs, orders, strict=True)
+        if is_value(x) and not is_increasing(order)
+    ]
+    if not pairs:
+        return True
+    values, orders = zip(*pairs, strict=True)
     settings = site.settings._replace(policy="forbid", recorder=None)
     trial = site._replace(builder=new_rewriter(Rewriting(settings)))
     try:
-        _permuted(trial, [on_vars(x) if is_value(x) else x for x in xs], orders)
+        _permuted(trial, list(map(on_vars, values)), orders)
     except MaterialisationError:
         return False
     return True
