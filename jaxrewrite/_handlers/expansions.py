@@ -4,6 +4,9 @@
 ``list(x)`` and `jnp.unique`, stands for slices without their axis. A collective over what `jax.vmap`
 has mapped, as `lax.psum` with its ``axis_name``, is a reduction. What a type knows of these it then
 knows of the one primitive, too. A rule for the primitive itself comes first.
+
+A product with an ``out_dtype``, as of `lax.mul`, is one of operands in that dtype. Rules are for products
+in the dtype of their operands.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ import jax
 from jax import lax
 
 from .. import _compat
-from .._compat import EqnContext, Jaxpr
+from .._compat import EqnContext, Jaxpr, JaxprEqn
 from .._core.caches import cached
+from .._core.hooks import OperandsHook, operands_hooks
 from .._core.rewrite import Handler, handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
@@ -87,6 +91,39 @@ def reducing(reduce: Callable[..., Any], collective: Callable[..., Any]) -> Hand
         return expand(site, operands) if has_own else NotImplemented
 
     return handler
+
+
+class InOtherDtypes(OperandsHook):
+    """Shows a product in a dtype as a call of a function that converts the operands first."""
+
+    primitives = frozenset({"mul"})
+
+    def __init__(self, analysis: Callable[[type], Any]) -> None:
+        return
+
+    def operands(
+        self, eqn: JaxprEqn, operands: Sequence[Any]
+    ) -> tuple[JaxprEqn, Sequence[Any]]:
+        dtype = eqn.params["out_dtype"]
+        if dtype is None:
+            return eqn, operands
+        avals = tuple(atom.aval for atom in eqn.invars)
+        body = _expansion(
+            _call, avals, (("dtype", dtype),), eqn.ctx, _compat.trace_context()
+        )
+        (call,) = body.eqns
+        return eqn.replace(primitive=call.primitive, params=call.params), operands
+
+
+operands_hooks.append(InOtherDtypes)
+
+
+def _call(x: jax.Array, y: jax.Array, *, dtype: Any) -> list[Any]:
+    def mul(*operands: jax.Array) -> jax.Array:
+        x, y = (lax.convert_element_type(x, dtype) for x in operands)
+        return lax.mul(x, y)
+
+    return [jax.jit(mul)(x, y)]
 
 
 handlers.update(

@@ -71,6 +71,37 @@ def bind(name, *operands):
     return getattr(lax, f"{name}_p").bind(*operands)
 
 
+# --- products in another dtype --------------------------------------------------------
+
+
+@some("diagonal", "sum", "lora", "quantised", "one_hot", "Tagged", "zero")
+def test_products_in_another_dtype_than_that_of_the_operands(name, bulk):
+    full, dense = make(name), jnp.linspace(1, 2, 24).reshape(4, 6)
+    dense = dense if full.shape == dense.shape else jnp.full(full.shape, 1.5)
+    programs = {
+        "with an array": lambda v, x: lax.mul(v, x, out_dtype="bfloat16"),
+        "of an array": lambda v, x: lax.mul(x, v, out_dtype="bfloat16"),
+        "with itself": lambda v, x: lax.mul(v, v, out_dtype="bfloat16"),
+        "of two dtypes": lambda v, x: lax.mul(v, x.astype("float16"), out_dtype="float32"),
+    }
+    for program in programs.values():
+        want = program(jaxrewrite.materialise(full), dense)
+        assert_same(materialised(program)(full, dense), want, 3e-2)
+
+
+def test_products_in_another_dtype_stay_implicit():
+    v = Diagonal(jnp.array([100, 3], jnp.int8))
+    square = lambda v: lax.mul(v, v, out_dtype="int32")
+    got = jaxrewrite.transform(square, materialise="forbid")(v)
+    assert isinstance(got, Diagonal)
+    np.testing.assert_array_equal(got.d, [10000, 9])
+    d = jnp.array([2.0, 3.0], jnp.bfloat16)
+    total = lambda v: jnp.sum(lax.mul(v, v, out_dtype="float32") ** 2)
+    got = jax.grad(lambda d: jaxrewrite.transform(total)(Diagonal(d)))(d)
+    np.testing.assert_array_equal(got, jax.grad(lambda d: total(jnp.diag(d)))(d))
+    assert got.dtype == d.dtype
+
+
 # --- axes of size 1 -------------------------------------------------------------------
 
 FUNCTIONS = ("add", "sub", "mul", "div", "max", "atan2", "gt", "ne")

@@ -29,7 +29,6 @@ from jaxrewrite._axes.blocks import finest, spread
 from jaxrewrite._axes.moves import aligned, has_grown, moved
 from jaxrewrite._staging.at_once import at_once
 
-from .._base.contract import is_or_none
 from .._base.shapes import check_shapes, same_shape
 from .._base.sizes import is_at_most
 from .._base.structured import Structured, disproved, number_of
@@ -492,14 +491,10 @@ def rescaled(v: Any, op: Callable[..., Any], c: Any, **params: Any) -> Any:
     return _with_scales(v, op, c, **params)
 
 
-def _with_scales(
-    v: Any, op: Callable[..., Any], c: Any, out_dtype: Any = None, **params: Any
-) -> Any:
+def _with_scales(v: Any, op: Callable[..., Any], c: Any, **params: Any) -> Any:
     shape = jnp.shape(c) or (1,) * v.ndim
     # An array with more axes, or longer ones, repeats ``v``.
     if len(shape) != v.ndim or jnp.broadcast_shapes(shape, v.shape) != v.shape:
-        return NotImplemented
-    if not is_or_none(out_dtype, v.dtype):
         return NotImplemented
     factor = jnp.reshape(c, shape)
     new = v.map_scales(
