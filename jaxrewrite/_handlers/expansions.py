@@ -104,7 +104,9 @@ class InOtherDtypes(OperandsHook):
     def operands(
         self, eqn: JaxprEqn, operands: Sequence[Any]
     ) -> tuple[JaxprEqn, Sequence[Any]]:
-        dtype = eqn.params["out_dtype"]
+        dtype = eqn.params.get(
+            "out_dtype"
+        )  # It is left out by programs that bind the primitive.
         if dtype is None:
             return eqn, operands
         avals = tuple(atom.aval for atom in eqn.invars)
