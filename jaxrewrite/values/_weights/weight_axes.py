@@ -220,8 +220,8 @@ def _(v: _StandIn, *, primitive, **params) -> Any:
 @jaxrewrite.register(*primitives.BINARY, exchange="types")
 def _(x: _StandIn, y: ArrayLike, *, primitive, **params) -> Any:
     v, other = (x, y) if isinstance(x, _StandIn) else (y, x)
-    if jnp.ndim(other) and jnp.shape(other) != v.shape:
-        return NotImplemented
+    if jnp.broadcast_shapes(jnp.shape(other), v.shape) != v.shape:
+        return NotImplemented  # It repeats the weight.
     operands = (z.array if z is v else z for z in (x, y))
     return dataclasses.replace(v, array=primitive.bind(*operands, **params))
 

@@ -405,6 +405,15 @@ def test_a_range_is_for_products_along_the_axes_that_it_was_found_for(fn, shape,
     agrees_inside(fn, after, x)
 
 
+def test_zeros_are_a_range_and_nothing_is_none():
+    v, zeros = Quantised.quantise(normal(8, 12)), jnp.zeros((2, 8))
+    after = calibrate(lambda v, x: x @ v)(v, [zeros])
+    assert after.activations == "static" and not after.activation_range.any()
+    np.testing.assert_array_equal(forbid(lambda v, x: x @ v)(after, zeros), 0)
+    with pytest.raises(ValueError, match="no Quantised weight met an array in a product"):
+        calibrate(lambda v, x: x)(v, [zeros])
+
+
 def agrees_inside(fn, v, x):
     """The gradient of a small loss is that of the dense program."""
     loss = lambda v, x: 1e-6 * jnp.sum(jnp.tanh(fn(v, x)))

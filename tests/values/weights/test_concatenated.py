@@ -229,6 +229,17 @@ def test_sums_over_parts_are_rounded_once():
     assert float(product(Concatenated(tuple(parts), -2))[0]) == 258
 
 
+@pytest.mark.parametrize("block", [(3, 6), (4, 6), (5, 6)])
+def test_parts_of_other_lengths_are_joined_along_another_axis(block):
+    v, w = of(normal(5, 6), block=(3, 6)), of(normal(5, 6, seed=1), block=block)
+    join = lambda v, w: jnp.concatenate([v, w], 1)
+    got = jaxrewrite.transform(join, materialise="allow")(v, w)
+    assert isinstance(got, Concatenated) == (block == (3, 6))
+    np.testing.assert_array_equal(
+        jaxrewrite.materialise(got), join(*jaxrewrite.materialise((v, w)))
+    )
+
+
 def test_what_is_no_concatenation_is_refused():
     with pytest.raises(ValueError, match="parts is empty"):
         Concatenated((), -1)

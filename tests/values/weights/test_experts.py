@@ -122,6 +122,21 @@ def test_gradients_reach_the_adapters_of_quantised_experts(kind):
     assert_same(inside(params, X), jax.grad(loss(mixture))(plain, X))
 
 
+def test_groups_of_the_axis_that_is_summed_are_those_of_the_dense_weight():
+    """There is no such product of two factors."""
+    numbers = lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(((1,), (0,)), ((), ())),
+        lhs_ragged_dimensions=[1],
+        rhs_group_dimensions=[],
+    )
+    draw = lambda i, *shape: jax.random.normal(KEYS[i], shape)
+    v = Lora(draw(0, 3, 4), draw(1, 3, 2), draw(2, 2, 4))
+    product = lambda x, v: lax.ragged_dot_general(x, v, jnp.array([1, 2]), numbers)
+    x = draw(3, 5, 3)
+    got = jaxrewrite.transform(product, materialise="allow")(x, v)
+    assert_same(got, product(x, v.materialise()), 1e-4)
+
+
 def test_batches_of_experts_have_their_own_groups():
     """A batch of everything, as of two models; `jax.vmap` of JAX knows no other."""
     params = adapted(quantised(8))

@@ -134,6 +134,7 @@ def test_what_cuts_blocks_is_dense_by_the_policy():
         (lambda: GGUF.from_bytes(np.zeros(35, "u1"), "Q8_0"), "blocks of 34 along"),
         (lambda: GGUF(np.ones((2, 2)), np.ones((1, 1), int)), "must be real floating"),
         (lambda: GGUF(np.ones((2, 3)), np.ones((2, 2))), "must divide the length"),
+        (lambda: GGUF(np.ones((2, 3)), np.ones((2, 0))), "must divide the length"),
     ],
 )
 def test_errors(call, message):

@@ -220,6 +220,27 @@ def test_pissa_takes_the_largest_singular_values(axes):
     np.testing.assert_allclose(merge(v), w, rtol=1e-4, atol=1e-5)
 
 
+def test_pissa_of_a_higher_rank_than_the_weight_has_zeros_for_the_rest():
+    w = normal(3, 4)
+    with pytest.warns(UserWarning, match="rank of at most 3, and rank is 5"):
+        v = adapt(w, every, 5, KEY, init="pissa")
+    assert (v.a.shape, v.b.shape) == ((3, 5), (5, 4))
+    assert not v.a[:, 3:].any() and not v.b[3:].any()
+    np.testing.assert_allclose(merge(v), w, rtol=1e-4, atol=1e-5)
+
+
+def test_a_dora_weight_shares_a_base_among_a_stack_of_changes():
+    """Its columns are longer than the rank, so that their lengths come from products."""
+    changes = normal(2, 64, 3), normal(2, 3, 5)
+    v = Dora(W, *changes, abs(normal(2, 1, 5)) + 0.1)
+    dense = double(W) + double(changes[0]) @ double(changes[1])
+    lengths = np.linalg.norm(dense, axis=1, keepdims=True)
+    want = dense / lengths * double(v.magnitude)
+    x = normal(2, 3, 64)
+    np.testing.assert_allclose(double(v), want, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(multiply(v, x), double(x) @ want, rtol=1e-3, atol=1e-3)
+
+
 def test_loftq_makes_up_for_what_quantising_loses():
     w = normal(64, 32)
     lost = {}

@@ -151,6 +151,14 @@ def test_several_for_one_place_are_written_once_whatever_the_order():
     assert [str(eqn.primitive) for eqn in jaxpr.eqns].count("scatter-max") == 1
 
 
+@pytest.mark.parametrize("shape", [(2, 8), (4, 6), (2, 6)])
+def test_a_part_of_a_block_along_any_axis_is_refused(shape):
+    v = Quantised.quantise(jnp.ones((8, 8)), 4, block=(4, 4))
+    write = writing(lambda v, x: lax.dynamic_update_slice(v, x, (0, 0)))
+    with pytest.raises(MaterialisationError, match="Quantised"):
+        write(v, jnp.ones(shape))
+
+
 @pytest.mark.parametrize(
     ("fn", "v"),
     [

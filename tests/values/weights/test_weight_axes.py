@@ -263,6 +263,16 @@ def test_reshaped_scaled_and_cast_weights_are_followed():
     assert axes == {"w": ((0, 1), (2,)), "v": ((1,), (0,))}
 
 
+def test_numbers_of_rows_and_columns_leave_the_axes_as_they_are():
+    def model(params, x):
+        rows, cols = jnp.linspace(1, 2, 4)[:, None], jnp.linspace(1, 2, 3)
+        many = params["v"] * jnp.ones((2, 4, 3))  # No weight is repeated.
+        return x @ (params["w"] / rows * cols) + x @ many[0]
+
+    params = {"w": jnp.ones((4, 3)), "v": jnp.ones((1, 4, 3))}
+    assert weight_axes(model, params, jnp.ones(4)) == {"w": ((0,), (1,))}
+
+
 def test_layers_behind_a_bias_are_found_and_the_bias_is_none():
     """The bias has the shape of the whole batch where it is added, as Haiku and Keras have it."""
 
