@@ -422,8 +422,8 @@ def test_weights_joined_before_a_product_are_fitted_as_if_they_were_apart(
 
 
 def test_each_part_of_a_stack_has_to_meet_something():
-    stack, x = jnp.asarray(normal(3, K, 6)), jnp.asarray(correlated(40, K))
-    fit = calibrate(lambda w, x: x @ w[0] + x @ w[2], method="gptq", where=EVERY)
+    stack, x = jnp.asarray(normal(4, K, 6)), jnp.asarray(correlated(40, K))
+    fit = calibrate(lambda w, x: x @ w[0] + x @ w[3], method="gptq", where=EVERY)
     with pytest.raises(
         ValueError, match=r"at the index \(1,\) of its axes \(0,\)\. Give more"
     ):
