@@ -104,9 +104,8 @@ class InOtherDtypes(OperandsHook):
     def operands(
         self, eqn: JaxprEqn, operands: Sequence[Any]
     ) -> tuple[JaxprEqn, Sequence[Any]]:
-        dtype = eqn.params.get(
-            "out_dtype"
-        )  # It is left out by programs that bind the primitive.
+        # Programs that bind the primitive may leave it out.
+        dtype = eqn.params.get("out_dtype")
         if dtype is None:
             return eqn, operands
         avals = tuple(atom.aval for atom in eqn.invars)

@@ -251,9 +251,8 @@ def _ask(
         return NotImplemented
     # A value that would be dense where the program has its axes is no gain over what is inside.
     results = tree_unflatten(traced.out_tree, traced.jaxpr.outvars)
-    return (
-        result if _stay_implicit(site, results, _inverses(call.orders)) else NotImplemented
-    )
+    stay = _stay_implicit(site, results, _inverses(call.orders))
+    return result if stay else NotImplemented
 
 
 def _statics(rule: Rule, called: Called, call: Call) -> Mapping[str, Any] | None:
