@@ -373,6 +373,4 @@ def _pairs(
 @jaxrewrite.register(jnp.linalg.det)
 def _determinant(x: Named, *, primitive: Any, **params: Any) -> Any:
     """What is inside may know it as a whole, as an array with units does."""
-    if not isinstance(x.array, jaxrewrite.Value):
-        return NotImplemented
     return _bind(primitive, [x], _names(x)[:-2], params)

@@ -686,15 +686,6 @@ def test_names_of_results(fn, names):
     np.testing.assert_allclose(got.array, fn(NUMBERS), rtol=1e-5)
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_determinants_of_a_stack_keep_the_name_of_its_axis(axis):
-    stack = jnp.moveaxis(jnp.arange(18.0).reshape(2, 3, 3), 0, axis)
-    names = ["i", "j"]
-    names.insert(axis, "b")
-    got = forbid(jax.vmap(jnp.linalg.det, axis))(Named(stack, tuple(names)))
-    assert got.names == ("b",)
-
-
 def test_slices_have_no_name_for_the_first_axis():
     slices = NAMED.sliceable()
     assert slices.names == ("b",)
