@@ -2238,6 +2238,13 @@ SOFTMAXES = {
 }
 
 
+def test_as_many_of_the_last_entries_may_be_nan_as_there_are_that_may_be():
+    x = Interval(jnp.array([-jnp.inf, 1.0, 0.5]), jnp.array([jnp.inf, 2.0, 0.5]))
+    got = forbid(jnp.sort)(x)  # Of unknown numbers, NaN is one, which comes last.
+    np.testing.assert_array_equal(got.lower, [-jnp.inf, 0.5, -jnp.inf])
+    np.testing.assert_array_equal(got.upper, [0.5, 2.0, jnp.inf])
+
+
 @pytest.mark.parametrize("name", SOFTMAXES)
 def test_bounds_of_a_softmax_are_tight(name):
     """The bounds of each result are its numbers at two corners of the box."""

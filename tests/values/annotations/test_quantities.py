@@ -100,6 +100,8 @@ def test_points_on_a_scale_have_no_sum(fn, name):
     kept = jaxrewrite.transform(lambda x: jnp.pad(jnp.maximum(x, x[::-1]), 1))(x)
     assert kept.units == Units(name)
     assert jaxrewrite.transform(jnp.mean)(x).units == Units(name)
+    for with_zeros in (lambda x: x + jnp.zeros(2), lambda x: 0.0 + x):
+        assert jaxrewrite.transform(with_zeros)(x).units == Units(name)
 
 
 def test_differences_of_temperatures_convert():
